@@ -1,0 +1,62 @@
+"""What a builder is given and what it gives back: the one interface between the truth and the work."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from marin_build.recipe.schema import Recipe
+from marin_build.recipe.target import Target
+from marin_build.settings import Settings
+
+
+@dataclass(frozen=True)
+class Dependency:
+    """A finished artifact that a build reads."""
+
+    target: Target
+    folder: Path
+    record: Mapping[str, Any]
+    """Its record, as in `.artifact.json`."""
+
+
+@dataclass(frozen=True)
+class BuildContext:
+    """One attempt at one target, with its lease held. A builder writes below `folder` and nowhere else."""
+
+    target: Target
+    recipe: Recipe
+    fingerprint: str
+    folder: Path
+    """Where to write. What an earlier attempt of the same fingerprint left here is to be resumed."""
+    dependencies: Mapping[str, Dependency]
+    """By target as written in the recipe; validation sets included."""
+    settings: Settings
+    logger: logging.Logger
+    """Goes to the terminal and to `logs/<attempt>.log` of the artifact."""
+    stop_requested: Callable[[], bool]
+    """True after the first SIGTERM or Ctrl-C, or once the lease is lost: save and raise Stopped soon."""
+    check_lease: Callable[[], None]
+    """Raises LeasedError when another builder has taken over: call before committing anything."""
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """What a builder made."""
+
+    metrics: Mapping[str, float | int | str] = field(default_factory=dict)
+    """The final value of each metric; goes into the record."""
+    digest: str | None = None
+    """Content digest where the files' own bytes are not the content (checkpoints); None: a root over the files."""
+    outside_digest: tuple[str, ...] = ()
+    """Files (relative paths, or folders ending in '/') that are listed and verified but not part of the digest."""
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """More for the record's provenance, for example devices, resumed steps."""
+    after_record: Callable[[], None] | None = None
+    """Housekeeping once the record is written, for example removing rolling checkpoints. Files that it removes must
+    not be listed: name them in `unlisted`."""
+    unlisted: tuple[str, ...] = ()
+    """Files or folders (ending in '/') that are left out of the record."""

@@ -1,0 +1,1 @@
+"""From text to batches: raw text, tokenizers, Arrow shards, mixtures, and the loader."""

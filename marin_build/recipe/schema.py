@@ -1,0 +1,404 @@
+"""The schema of each kind of recipe: required fields have no default wherever the choice is the experiment's.
+
+A recipe's *identity body* is everything except the blocks `measure` (what is observed) and `execution` (how this model
+runs). Only the identity body and the fingerprints of what it names enter the fingerprint.
+
+A field that is added after a release must hold a default that leaves old artifacts as they are, and be declared with
+`added_later(neutral)`: it stays out of the canonical form while it holds that value, so old fingerprints do not move.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, Union
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+from marin_build.errors import RequestError
+from marin_build.recipe.target import parse_target
+
+UNRESOLVED = "unresolved"
+
+
+def added_later(neutral: Any) -> Any:
+    """Declare a field that joined the schema after artifacts were made without it."""
+    return Field(default=neutral, json_schema_extra={"x-added-later": True})
+
+
+def _target_of(*kinds: str) -> AfterValidator:
+    def check(text: str) -> str:
+        try:
+            target = parse_target(text)
+        except RequestError as error:
+            raise ValueError(str(error)) from None
+        if target.kind not in kinds:
+            raise ValueError(f"needs a target of kind {' or '.join(kinds)}")
+        return text
+
+    return AfterValidator(check)
+
+
+RawTarget = Annotated[str, _target_of("raw")]
+TokenizerTarget = Annotated[str, _target_of("tokenizers")]
+TokenizedTarget = Annotated[str, _target_of("tokenized")]
+
+PositiveInt = Annotated[int, Field(ge=1)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Digest = Annotated[str, StringConstraints(pattern=r"^(?:[0-9a-f]{32}|unresolved)$")]
+Revision = Annotated[str, StringConstraints(pattern=r"^(?:[0-9a-f]{7,40}|unresolved)$")]
+SetName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.\-]*(?:/[A-Za-z0-9_][A-Za-z0-9_.\-]*)*$", max_length=200)]
+
+
+def _relative_path(text: str) -> str:
+    if text.startswith(("/", "~")) or ".." in text.split("/") or any(ord(c) < 32 for c in text):
+        raise ValueError("needs a relative path or glob without '..'")
+    return text
+
+
+RelativeGlob = Annotated[str, AfterValidator(_relative_path), StringConstraints(min_length=1, max_length=1000)]
+
+
+class Model(BaseModel):
+    """Base of every schema: frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
+
+
+# ---- sources ---------------------------------------------------------------------------------------------------------
+
+
+class EmbeddedSource(Model):
+    """Text that is shipped with the package, in `marin_build/data/corpora/<corpus>/`."""
+
+    type: Literal["embedded"]
+    corpus: Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]+$")]
+    digest: Digest
+    """Root digest over (path, bytes, xxh3_128) of its files."""
+
+
+class FilesSource(Model):
+    """Files on this machine, relative to the working directory or absolute; pinned by their digest."""
+
+    type: Literal["files"]
+    paths: Annotated[list[str], Field(min_length=1)]
+    """Paths or globs, in this order; the matches of one glob are sorted."""
+    digest: Digest
+
+
+class HuggingFaceSource(Model):
+    """A repository of the Hugging Face hub, pinned by a commit."""
+
+    type: Literal["huggingface"]
+    id: str
+    revision: Revision
+    files: Annotated[list[RelativeGlob], Field(min_length=1)]
+
+
+class GitHubSource(Model):
+    """Files of a GitHub repository, pinned by a commit."""
+
+    type: Literal["github"]
+    repository: Annotated[str, StringConstraints(pattern=r"^[\w.\-]+/[\w.\-]+$")]
+    revision: Revision
+    files: Annotated[list[RelativeGlob], Field(min_length=1)]
+
+
+class ArtifactSource(Model):
+    """Files of a raw artifact: a dependency."""
+
+    type: Literal["artifact"]
+    target: RawTarget
+    files: Annotated[list[RelativeGlob], Field(min_length=1)]
+
+
+RawSource = Annotated[Union[EmbeddedSource, FilesSource, HuggingFaceSource, GitHubSource], Field(discriminator="type")]
+TokenizerFileSource = Annotated[Union[FilesSource, HuggingFaceSource], Field(discriminator="type")]
+TextSource = Annotated[Union[ArtifactSource, FilesSource, HuggingFaceSource, GitHubSource], Field(discriminator="type")]
+
+
+# ---- text formats ----------------------------------------------------------------------------------------------------
+
+
+class JsonLines(Model):
+    """One JSON object a line; plain, .gz or .zst by the file's ending."""
+
+    type: Literal["jsonl"]
+    text_key: str
+
+
+class PlainText(Model):
+    """Text files; plain, .gz or .zst by the file's ending."""
+
+    type: Literal["text"]
+    document: Literal["file", "line", "paragraph"]
+
+
+TextFormat = Annotated[Union[JsonLines, PlainText], Field(discriminator="type")]
+
+
+# ---- measure: what is observed, outside the fingerprint --------------------------------------------------------------
+
+
+class Measure(Model):
+    """What is observed and said about an artifact. It may change at any time without changing the artifact."""
+
+    description: str = ""
+    tags: list[str] = []
+
+
+class Validation(Model):
+    every_steps: PositiveInt
+    """Validate at step 0, after every this many steps, and at the end."""
+    sets: dict[SetName, TokenizedTarget]
+
+
+class CheckpointMeasure(Measure):
+    validation: Validation | None = None
+    keep_every_steps: PositiveInt | None = None
+    """Checkpoints at multiples of this are kept in the finished artifact, beside the final one."""
+    baselines: list[Literal["byte_bigram"]] = []
+    """Simple models fitted on the training sets and scored on the validation sets, for comparison."""
+
+
+# ---- raw, tokenizers, tokenized --------------------------------------------------------------------------------------
+
+
+class RawRecipe(Model):
+    """Text as it was found, stored unchanged."""
+
+    kind: ClassVar[str] = "raw"
+    source: RawSource
+    measure: Measure = Measure()
+
+
+class SpecialTokens(Model):
+    """Special tokens by role; `null` where the tokenizer has none."""
+
+    bos: str | None
+    eos: str | None
+    pad: str | None
+
+    @model_validator(mode="after")
+    def _distinct(self) -> SpecialTokens:
+        given = [t for t in (self.bos, self.eos, self.pad) if t is not None]
+        if len(set(given)) != len(given) or "" in given:
+            raise ValueError("special tokens must be distinct and not empty")
+        return self
+
+
+class TrainingText(Model):
+    target: RawTarget
+    files: Annotated[list[RelativeGlob], Field(min_length=1)]
+    format: TextFormat
+
+
+class TrainedTokenizer(Model):
+    """Byte-level BPE trained on text: all 256 bytes, dense ids, special tokens last."""
+
+    method: Literal["byte_level_bpe"]
+    text: Annotated[list[TrainingText], Field(min_length=1)]
+    vocabulary_size: PositiveInt
+    """Ids in all, special tokens included."""
+    split_regex: str
+    """Pre-tokenization: matches are split off before byte pairs are merged."""
+    special_tokens: SpecialTokens
+
+
+class BytesTokenizer(Model):
+    """256 ids, one a byte, then the special tokens."""
+
+    method: Literal["bytes"]
+    special_tokens: SpecialTokens
+
+
+class AdoptedTokenizer(Model):
+    """An existing `tokenizer.json`, with `tokenizer_config.json` where there is one."""
+
+    method: Literal["adopt"]
+    source: TokenizerFileSource
+    vocabulary_size: PositiveInt
+    special_tokens: SpecialTokens
+
+
+class TokenizerRecipe(Model):
+    kind: ClassVar[str] = "tokenizers"
+    tokenizer: Annotated[Union[TrainedTokenizer, BytesTokenizer, AdoptedTokenizer], Field(discriminator="method")]
+    measure: Measure = Measure()
+
+
+class TokenBudget(Model):
+    """Take source files in an order given by the seed until this many tokens are there."""
+
+    tokens: PositiveInt
+    seed: NonNegativeInt
+
+
+class TokenizedRecipe(Model):
+    """Documents as token ids in Arrow shards."""
+
+    kind: ClassVar[str] = "tokenized"
+    tokenizer: TokenizerTarget
+    source: TextSource
+    format: TextFormat
+    add_bos: bool
+    add_eos: bool
+    shard_bytes: PositiveInt
+    """Source bytes a shard: shard boundaries are byte ranges of each input file; a compressed file is one range."""
+    token_budget: TokenBudget | None
+    max_bad_documents: NonNegativeInt
+    """Unusable documents to skip, counted and listed, before the build stops."""
+    measure: Measure = Measure()
+
+
+# ---- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+class MixtureComponent(Model):
+    target: TokenizedTarget
+    weight: NonNegativeFloat
+    """Share of the training sequences after normalisation over all components."""
+
+
+class TrainingData(Model):
+    tokenizer: TokenizerTarget
+    train: Annotated[dict[SetName, MixtureComponent], Field(min_length=1)]
+    sequence_length: PositiveInt
+    """Tokens a sequence that the model predicts."""
+    mixture_block: PositiveInt
+    """Sequences a block; each block holds every component in exact, equal counts."""
+    attention_across_documents: bool
+    """Whether a token may attend to earlier documents of its sequence."""
+
+    @model_validator(mode="after")
+    def _some_weight(self) -> TrainingData:
+        if not any(component.weight > 0 for component in self.train.values()):
+            raise ValueError("at least one component needs a weight above 0")
+        return self
+
+
+class Llama3RopeScaling(Model):
+    """Frequency scaling of Llama 3.1, with the names of its config.json."""
+
+    type: Literal["llama3"]
+    factor: PositiveFloat
+    low_freq_factor: PositiveFloat
+    high_freq_factor: PositiveFloat
+    original_max_position_embeddings: PositiveInt
+
+
+class LlamaModel(Model):
+    """The Llama family, with the field names of a Hugging Face LlamaConfig."""
+
+    architecture: Literal["llama"]
+    vocab_size: PositiveInt
+    hidden_size: PositiveInt
+    intermediate_size: PositiveInt
+    num_hidden_layers: PositiveInt
+    num_attention_heads: PositiveInt
+    num_key_value_heads: PositiveInt
+    head_dim: PositiveInt
+    rope_theta: PositiveFloat
+    rope_scaling: Llama3RopeScaling | None
+    rms_norm_eps: PositiveFloat
+    initializer_range: PositiveFloat
+    tie_word_embeddings: bool
+
+    @model_validator(mode="after")
+    def _shapes(self) -> LlamaModel:
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads {self.num_attention_heads} is not a multiple of num_key_value_heads {self.num_key_value_heads}"
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim {self.head_dim} is odd; rotary embeddings need pairs")
+        return self
+
+
+class CosineSchedule(Model):
+    """Linear warmup from 0, then cosine over all remaining steps down to min_lr_ratio × the peak."""
+
+    type: Literal["cosine"]
+    warmup_steps: NonNegativeInt
+    min_lr_ratio: Fraction
+
+
+class AdamW(Model):
+    """AdamW with decoupled weight decay multiplied by the learning rate."""
+
+    type: Literal["adamw"]
+    learning_rate: PositiveFloat
+    beta1: Fraction
+    beta2: Fraction
+    epsilon: PositiveFloat
+    weight_decay: NonNegativeFloat
+    no_weight_decay: list[Literal["norms", "embeddings", "lm_head"]]
+    """Groups of parameters that are not decayed."""
+    max_grad_norm: PositiveFloat | None
+    schedule: CosineSchedule
+
+
+class Precision(Model):
+    parameters: Literal["float32"]
+    compute: Literal["float32", "bfloat16"]
+
+
+class Mesh(Model):
+    """Devices along each axis; -1 on at most one axis means all that are left."""
+
+    data: int = 1
+    fsdp: int = -1
+    tensor: int = 1
+
+    @model_validator(mode="after")
+    def _one_rest(self) -> Mesh:
+        sizes = (self.data, self.fsdp, self.tensor)
+        if any(s < 1 and s != -1 for s in sizes) or sizes.count(-1) > 1:
+            raise ValueError("axis sizes are at least 1, or -1 on at most one axis")
+        return self
+
+
+class Execution(Model):
+    """How one model runs on one platform. It changes speed and memory, never the artifact's identity."""
+
+    mesh: Mesh = Mesh()
+    micro_batch_size: PositiveInt | None = None
+    """Sequences of the global batch that are computed at once; null: all."""
+    rematerialization: Literal["none", "dots", "full"] = "none"
+    scan_layers: bool = True
+    validation_batch_size: PositiveInt | None = None
+    """Sequences a validation batch; null: the global batch size."""
+
+
+class CheckpointRecipe(Model):
+    """A trained language model."""
+
+    kind: ClassVar[str] = "checkpoints"
+    data: TrainingData
+    model: LlamaModel
+    optimizer: AdamW
+    steps: PositiveInt
+    global_batch_size: PositiveInt
+    """Sequences a step."""
+    z_loss: NonNegativeFloat
+    """Weight of mean(logsumexp²) in the loss; 0 switches it off."""
+    precision: Precision
+    seed: NonNegativeInt
+    measure: CheckpointMeasure = CheckpointMeasure()
+    execution: dict[str, Execution] = {}
+    """By platform (a setting that profiles give); `default` applies where a platform is not named."""
+
+    @model_validator(mode="after")
+    def _schedule_fits(self) -> CheckpointRecipe:
+        if self.optimizer.schedule.warmup_steps > self.steps:
+            raise ValueError(f"optimizer.schedule.warmup_steps {self.optimizer.schedule.warmup_steps} exceeds steps {self.steps}")
+        return self
+
+
+Recipe = Union[RawRecipe, TokenizerRecipe, TokenizedRecipe, CheckpointRecipe]
+
+SCHEMAS: dict[str, type[Model]] = {
+    schema.kind: schema for schema in (RawRecipe, TokenizerRecipe, TokenizedRecipe, CheckpointRecipe)
+}
+OUTSIDE_IDENTITY = ("measure", "execution")

@@ -1,0 +1,1 @@
+"""The trainer: loss, schedule, optimizer, mesh, state, checkpoints, step and loop."""
