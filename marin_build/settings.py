@@ -51,7 +51,9 @@ class Settings(BaseModel):
     """Folder of JAX's persistent compilation cache; null switches it off."""
 
 
-def resolve(given: Mapping[str, Any], environment: Mapping[str, str] = os.environ, command_line: Mapping[str, Any] | None = None) -> Settings:
+def resolve(
+    given: Mapping[str, Any], environment: Mapping[str, str] = os.environ, command_line: Mapping[str, Any] | None = None
+) -> Settings:
     """Merge `given` (files and profiles), the environment and the command line into Settings.
 
     Raises:
@@ -65,7 +67,9 @@ def resolve(given: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
         if key not in Settings.model_fields:
             near = get_close_matches(key, Settings.model_fields, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise RequestError(f"unknown setting {key!r}{hint}\n  settings are: {', '.join(sorted(Settings.model_fields))}")
+            raise RequestError(
+                f"unknown setting {key!r}{hint}\n  settings are: {', '.join(sorted(Settings.model_fields))}"
+            )
     try:
         return Settings.model_validate(merged)
     except ValidationError as error:

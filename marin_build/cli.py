@@ -1,0 +1,308 @@
+"""`marin-build`: look at artifacts, edit recipes, build one target without Snakemake.
+
+Each verb is one function below. Targets are written as for Snakemake; verbs that only look take `--json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from marin_build.errors import MarinError, RequestError
+from marin_build.settings import Settings, resolve
+
+if TYPE_CHECKING:
+    from marin_build.artifact.examine import Status
+    from marin_build.artifact.store import Store
+    from marin_build.recipe.load import RecipeBook
+    from marin_build.recipe.target import Target
+
+SETTINGS_FILE = Path("config/config.yaml")
+
+
+class Workplace:
+    """Settings, recipes and store, as one command sees them."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        from marin_build.artifact.store import Store
+        from marin_build.recipe.load import RecipeBook
+
+        self.settings: Settings = read_settings(options)
+        self.book: RecipeBook = RecipeBook(self.settings.recipes)
+        self.store: Store = Store(self.settings.prefix)
+
+    def target(self, typed: str) -> Target:
+        """The target that was meant, whether or not it has a recipe."""
+        from marin_build.recipe.target import parse_target
+        from marin_build.typed import as_target
+
+        name = as_target(typed, self.settings)
+        try:
+            return parse_target(name)
+        except RequestError as error:
+            raise RequestError(f"{error}\n{self.book.suggest(name)}") from None
+
+    def existing(self, typed: str) -> Target:
+        """The target that was meant; it has a recipe."""
+        target = self.target(typed)
+        if not self.book.exists(target):
+            raise RequestError(f"there is no recipe for {target}\n{self.book.suggest(str(target))}")
+        return target
+
+    def closure(self, typed: Sequence[str]) -> list[Target]:
+        """The targets and everything that they need, dependencies first; all recipes when none is given."""
+        from marin_build.recipe.dependencies import closure
+
+        if not typed:
+            return self.book.targets()
+        return closure(self.book, [self.existing(text) for text in typed])
+
+
+def read_settings(options: argparse.Namespace) -> Settings:
+    """`config/config.yaml`, then the environment, then `--config` and the options of their own."""
+    import yaml
+
+    given: dict[str, Any] = {}
+    if SETTINGS_FILE.is_file():
+        try:
+            given = yaml.safe_load(SETTINGS_FILE.read_bytes()) or {}
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise RequestError(f"{SETTINGS_FILE}: not readable as YAML\n{error}") from None
+        if not isinstance(given, dict):
+            raise RequestError(f"{SETTINGS_FILE}: needs `key: value` lines, seen {type(given).__name__}")
+    return resolve(given, command_line=command_line_settings(options))
+
+
+def command_line_settings(options: argparse.Namespace) -> dict[str, Any]:
+    import yaml
+
+    chosen: dict[str, Any] = {}
+    for item in options.config:
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise RequestError(f"--config {item!r}: write key=value")
+        try:
+            chosen[key] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise RequestError(f"--config {item!r}: the value is not readable as YAML") from None
+    for key in ("prefix", "recipes"):
+        if getattr(options, key) is not None:
+            chosen[key] = getattr(options, key)
+    return chosen
+
+
+# ---- run -------------------------------------------------------------------------------------------------------------
+
+
+def build(options: argparse.Namespace) -> int:
+    from marin_build.artifact import forced, publish
+    from marin_build.build import builder_of, tune_malloc
+
+    place = Workplace(options)
+    target = place.existing(options.target)
+    if target.kind == "checkpoints":
+        tune_malloc(options.arguments)
+    publish.build(
+        target,
+        place.book,
+        place.store,
+        place.settings,
+        builder_of(target.kind),
+        forced_run=options.force and f"command-{os.getpid()}" or forced.read(target),
+        run=options.run,
+        command=[sys.argv[0], *options.arguments],
+    )
+    return 0
+
+
+# ---- look ------------------------------------------------------------------------------------------------------------
+
+
+def show(options: argparse.Namespace) -> int:
+    from marin_build.artifact.examine import examine
+    from marin_build.artifact.record import read_record
+
+    place = Workplace(options)
+    target = place.target(options.target)
+    record = read_record(place.store, target)
+    if record is None:
+        raise RequestError(
+            f"{target} is not finished: it has no record under {place.settings.prefix}\n  snakemake {target}"
+        )
+    if options.json:
+        return print_json(record.to_dict())
+    from marin_build.looks import show_record
+
+    show_record(record, place.store.folder(target), examine(place.store, place.book, target))
+    return 0
+
+
+def why(options: argparse.Namespace) -> int:
+    from marin_build.artifact.examine import examine_all
+    from marin_build.looks import show_reasons
+
+    place = Workplace(options)
+    statuses = examine_all(place.store, place.book, place.closure(options.targets))
+    if options.json:
+        return print_json([describe(status) for status in statuses])
+    show_reasons(statuses)
+    return 0
+
+
+def status(options: argparse.Namespace) -> int:
+    from marin_build.artifact.examine import examine_all
+    from marin_build.looks import show_states
+
+    place = Workplace(options)
+    statuses = examine_all(place.store, place.book, place.closure(options.targets))
+    if options.json:
+        return print_json([describe(status) for status in statuses])
+    show_states(statuses)
+    return 0
+
+
+def describe(status: Status) -> dict[str, Any]:
+    return {
+        "target": str(status.target),
+        "state": str(status.state),
+        "reasons": list(status.reasons),
+        "changes": [{"field": change.field, "old": change.old, "new": change.new} for change in status.changes],
+        "fingerprint": status.record.fingerprint if status.record else None,
+        "digest": status.record.digest if status.record else None,
+    }
+
+
+def verify(options: argparse.Namespace) -> int:
+    from marin_build.artifact.verify import verify as verify_target
+    from marin_build.looks import show_verification
+
+    place = Workplace(options)
+    reports = [verify_target(place.store, place.target(typed), full=options.full) for typed in options.targets]
+    if options.json:
+        print_json([report.to_dict() for report in reports])
+    else:
+        for report in reports:
+            show_verification(report)
+    return 0 if all(report.ok for report in reports) else 4
+
+
+# ---- recipes and store -----------------------------------------------------------------------------------------------
+
+
+def new(options: argparse.Namespace) -> int:
+    from marin_build.recipe import edit
+
+    place = Workplace(options)
+    target = place.target(options.target)
+    path = edit.new(place.book, target, options.model)
+    print(f"wrote {path}\n  edit it, then: snakemake {target}")
+    return 0
+
+
+def bump(options: argparse.Namespace) -> int:
+    from marin_build.recipe import edit
+
+    place = Workplace(options)
+    path = edit.bump(place.book, place.existing(options.target), options.version)
+    target = path.relative_to(place.book.folder).with_suffix("")
+    print(f"wrote {path}\n  snakemake {target}")
+    return 0
+
+
+def pin(options: argparse.Namespace) -> int:
+    from marin_build.recipe import edit
+
+    place = Workplace(options)
+    print(edit.pin(place.book, place.existing(options.target), options.revision))
+    return 0
+
+
+def accept(options: argparse.Namespace) -> int:
+    from marin_build.artifact.accept import accept as accept_target
+
+    place = Workplace(options)
+    for line in accept_target(place.store, place.book, place.existing(options.target), options.reason):
+        print(line)
+    return 0
+
+
+# ---- the command line ------------------------------------------------------------------------------------------------
+
+
+def print_json(value: Any) -> int:
+    json.dump(value, sys.stdout, indent=2, sort_keys=True)
+    print()
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--prefix", help="folder of all artifacts (default: artifacts, or MARIN_PREFIX)")
+    common.add_argument("--recipes", help="folder of all recipes (default: config)")
+    common.add_argument(
+        "--config", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="override settings"
+    )
+    looking = argparse.ArgumentParser(add_help=False)
+    looking.add_argument("--json", action="store_true", help="print JSON")
+
+    top = argparse.ArgumentParser(prog="marin-build", description=__doc__.partition("\n")[0])
+    verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
+
+    def verb(
+        function: Callable[[argparse.Namespace], int], text: str, *parents: argparse.ArgumentParser
+    ) -> argparse.ArgumentParser:
+        added = verbs.add_parser(function.__name__, help=text, description=text, parents=[*parents, common])
+        added.set_defaults(function=function)
+        return added
+
+    added = verb(build, "build one target whose dependencies are finished, without Snakemake")
+    added.add_argument("target")
+    added.add_argument("--force", action="store_true", help="build it from nothing; the old one stays until then")
+    added.add_argument("--run", help="id of the run that asks, so that its retries know of each other")
+    verb(show, "show a finished artifact: recipe, files, metrics, provenance", looking).add_argument("target")
+    verb(why, "say for a target and all it needs why it would or would not be built", looking).add_argument(
+        "targets", nargs="+", metavar="TARGET"
+    )
+    verb(status, "list the state of targets and all they need, or of every recipe", looking).add_argument(
+        "targets", nargs="*", metavar="TARGET"
+    )
+    added = verb(verify, "compare artifacts with their records; exit 0 only if all is well", looking)
+    added.add_argument("targets", nargs="+", metavar="TARGET")
+    depth = added.add_mutually_exclusive_group()
+    depth.add_argument("--quick", action="store_false", dest="full", help="presence and size of each file (default)")
+    depth.add_argument("--full", action="store_true", help="every byte; marks the record when something is wrong")
+    added = verb(new, "write a complete recipe to start from")
+    added.add_argument("target")
+    added.add_argument("--model", help="for a checkpoint: a model preset, for example 150m")
+    added = verb(bump, "copy a recipe to a new version")
+    added.add_argument("target")
+    added.add_argument("--version", help="YYYY.MM.DD[.N] or <label>-dev (default: today)")
+    added = verb(pin, "write the digest or commit of a recipe's source into the recipe")
+    added.add_argument("target")
+    added.add_argument("--revision", help="commit to pin instead of the newest")
+    added = verb(
+        accept, "accept a changed recipe for a finished artifact without rebuilding it; recorded with the reason"
+    )
+    added.add_argument("target")
+    added.add_argument("--reason", required=True)
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb and return its exit code; errors of `marin_build.errors` print without a traceback."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    options = parser().parse_args(arguments)
+    options.arguments = arguments
+    try:
+        return options.function(options)
+    except MarinError as error:
+        print(f"marin-build: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
