@@ -113,7 +113,7 @@ def build(options: argparse.Namespace) -> int:
         place.store,
         place.settings,
         builder_of(target.kind),
-        forced_run=options.force and f"command-{os.getpid()}" or forced.read(target),
+        forced_run=(options.force and f"command-{os.getpid()}") or forced.read(target),
         run=options.run,
         command=[sys.argv[0], *options.arguments],
     )
