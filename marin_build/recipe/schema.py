@@ -9,12 +9,13 @@ A field that is added after a release must hold a default that leaves old artifa
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Union
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from marin_build.errors import RequestError
-from marin_build.recipe.target import parse_target
+from marin_build.recipe.target import SEGMENT_PATTERN, VERSION_PATTERN, parse_target
 
 UNRESOLVED = "unresolved"
 
@@ -24,31 +25,67 @@ def added_later(neutral: Any) -> Any:
     return Field(default=neutral, json_schema_extra={"x-added-later": True})
 
 
-def _target_of(*kinds: str) -> AfterValidator:
+@dataclass(frozen=True)
+class _Said:
+    """Says a constraint in words, for messages, and as a pattern, for editors."""
+
+    needs: str
+    pattern: str | None = None
+
+    def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> dict[str, Any]:
+        schema: dict[str, Any] = handler(core_schema)
+        return schema | {"x-needs": self.needs} | ({"pattern": self.pattern} if self.pattern else {})
+
+
+def _target_of(kind: str) -> AfterValidator:
     def check(text: str) -> str:
         try:
             target = parse_target(text)
         except RequestError as error:
             raise ValueError(str(error)) from None
-        if target.kind not in kinds:
-            raise ValueError(f"needs a target of kind {' or '.join(kinds)}")
+        if target.kind != kind:
+            raise ValueError(f"needs a target of kind {kind}, seen {text!r}")
         return text
 
     return AfterValidator(check)
 
 
-RawTarget = Annotated[str, _target_of("raw")]
-TokenizerTarget = Annotated[str, _target_of("tokenizers")]
-TokenizedTarget = Annotated[str, _target_of("tokenized")]
+def _said_target(kind: str) -> _Said:
+    return _Said(f"a target {kind}/name/version", rf"^{kind}(?:/{SEGMENT_PATTERN})+/{VERSION_PATTERN}$")
+
+
+RawTarget = Annotated[str, _target_of("raw"), _said_target("raw")]
+TokenizerTarget = Annotated[str, _target_of("tokenizers"), _said_target("tokenizers")]
+TokenizedTarget = Annotated[str, _target_of("tokenized"), _said_target("tokenized")]
 
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-Digest = Annotated[str, StringConstraints(pattern=r"^(?:[0-9a-f]{32}|unresolved)$")]
-Revision = Annotated[str, StringConstraints(pattern=r"^(?:[0-9a-f]{7,40}|unresolved)$")]
-SetName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.\-]*(?:/[A-Za-z0-9_][A-Za-z0-9_.\-]*)*$", max_length=200)]
+Digest = Annotated[
+    str, StringConstraints(pattern=r"^(?:[0-9a-f]{32}|unresolved)$"), _Said("32 hex digits, or unresolved")
+]
+Revision = Annotated[
+    str,
+    StringConstraints(pattern=r"^(?:[0-9a-f]{7,40}|unresolved)$"),
+    _Said("a commit of 7 to 40 hex digits, or unresolved"),
+]
+HubName = Annotated[
+    str,
+    StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]*(?:/[A-Za-z0-9_.\-]*[A-Za-z0-9_\-])?$", max_length=200),
+    _Said("owner/name"),
+]
+RepositoryName = Annotated[
+    str,
+    StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]*/[A-Za-z0-9_.\-]*[A-Za-z0-9_\-]$", max_length=200),
+    _Said("owner/name"),
+]
+SetName = Annotated[
+    str,
+    StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.\-]*(?:/[A-Za-z0-9_][A-Za-z0-9_.\-]*)*$", max_length=200),
+    _Said("letters, digits, '_', '-', '.', and '/' between groups, at most 200 characters"),
+]
 
 
 def _relative_path(text: str) -> str:
@@ -57,7 +94,12 @@ def _relative_path(text: str) -> str:
     return text
 
 
-RelativeGlob = Annotated[str, AfterValidator(_relative_path), StringConstraints(min_length=1, max_length=1000)]
+RelativeGlob = Annotated[
+    str,
+    AfterValidator(_relative_path),
+    StringConstraints(min_length=1, max_length=1000),
+    _Said("a relative path or glob without '..', at most 1000 characters"),
+]
 
 
 class Model(BaseModel):
@@ -73,7 +115,7 @@ class EmbeddedSource(Model):
     """Text that is shipped with the package, in `marin_build/data/corpora/<corpus>/`."""
 
     type: Literal["embedded"]
-    corpus: Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]+$")]
+    corpus: Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]+$"), _Said("lower-case letters, digits and '_'")]
     digest: Digest
     """Root digest over (path, bytes, xxh3_128) of its files."""
 
@@ -91,7 +133,7 @@ class HuggingFaceSource(Model):
     """A repository of the Hugging Face hub, pinned by a commit."""
 
     type: Literal["huggingface"]
-    id: str
+    id: HubName
     revision: Revision
     files: Annotated[list[RelativeGlob], Field(min_length=1)]
 
@@ -100,7 +142,7 @@ class GitHubSource(Model):
     """Files of a GitHub repository, pinned by a commit."""
 
     type: Literal["github"]
-    repository: Annotated[str, StringConstraints(pattern=r"^[\w.\-]+/[\w.\-]+$")]
+    repository: RepositoryName
     revision: Revision
     files: Annotated[list[RelativeGlob], Field(min_length=1)]
 
@@ -261,9 +303,14 @@ class MixtureComponent(Model):
     """Share of the training sequences after normalisation over all components."""
 
 
+def _by_name(components: dict[str, MixtureComponent]) -> dict[str, MixtureComponent]:
+    return dict(sorted(components.items()))
+
+
 class TrainingData(Model):
     tokenizer: TokenizerTarget
-    train: Annotated[dict[SetName, MixtureComponent], Field(min_length=1)]
+    train: Annotated[dict[SetName, MixtureComponent], Field(min_length=1), AfterValidator(_by_name)]
+    """Sorted by name once loaded, so that the order of a recipe's keys can count nowhere."""
     sequence_length: PositiveInt
     """Tokens a sequence that the model predicts."""
     mixture_block: PositiveInt
@@ -309,7 +356,8 @@ class LlamaModel(Model):
     def _shapes(self) -> LlamaModel:
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
-                f"num_attention_heads {self.num_attention_heads} is not a multiple of num_key_value_heads {self.num_key_value_heads}"
+                f"num_attention_heads {self.num_attention_heads} is not a multiple of "
+                f"num_key_value_heads {self.num_key_value_heads}"
             )
         if self.head_dim % 2:
             raise ValueError(f"head_dim {self.head_dim} is odd; rotary embeddings need pairs")
@@ -324,6 +372,15 @@ class CosineSchedule(Model):
     min_lr_ratio: Fraction
 
 
+DecayGroup = Literal["norms", "embeddings", "lm_head"]
+
+
+def _as_set(groups: list[DecayGroup]) -> list[DecayGroup]:
+    if len(set(groups)) != len(groups):
+        raise ValueError("names a group twice")
+    return sorted(groups)
+
+
 class AdamW(Model):
     """AdamW with decoupled weight decay multiplied by the learning rate."""
 
@@ -333,8 +390,8 @@ class AdamW(Model):
     beta2: Fraction
     epsilon: PositiveFloat
     weight_decay: NonNegativeFloat
-    no_weight_decay: list[Literal["norms", "embeddings", "lm_head"]]
-    """Groups of parameters that are not decayed."""
+    no_weight_decay: Annotated[list[DecayGroup], AfterValidator(_as_set)]
+    """Groups of parameters that are not decayed; a set, so its order counts nowhere."""
     max_grad_norm: PositiveFloat | None
     schedule: CosineSchedule
 
@@ -392,7 +449,9 @@ class CheckpointRecipe(Model):
     @model_validator(mode="after")
     def _schedule_fits(self) -> CheckpointRecipe:
         if self.optimizer.schedule.warmup_steps > self.steps:
-            raise ValueError(f"optimizer.schedule.warmup_steps {self.optimizer.schedule.warmup_steps} exceeds steps {self.steps}")
+            raise ValueError(
+                f"optimizer.schedule.warmup_steps {self.optimizer.schedule.warmup_steps} exceeds steps {self.steps}"
+            )
         return self
 
 

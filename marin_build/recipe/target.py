@@ -15,11 +15,13 @@ from marin_build.errors import RequestError
 KINDS = ("raw", "tokenizers", "tokenized", "checkpoints")
 """Kinds that can be built, in the order of the data."""
 
-VERSION_PATTERN = r"(?:\d{4}\.\d{2}\.\d{2}(?:\.[1-9]\d*)?|(?:[A-Za-z0-9][A-Za-z0-9_]*-)?dev)"
+VERSION_PATTERN = r"(?:[0-9]{4}\.[0-9]{2}\.[0-9]{2}(?:\.[1-9][0-9]*)?|(?:[A-Za-z0-9][A-Za-z0-9_]*-)?dev)"
 SEGMENT_PATTERN = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*"
 TARGET_PATTERN = rf"(?:{SEGMENT_PATTERN}/)+{VERSION_PATTERN}"
 
 MAX_TARGET_BYTES = 1024
+MAX_PART_BYTES = 200
+"""File systems take 255 bytes a part; endings such as `.yaml` need some of them."""
 _VERSION = re.compile(VERSION_PATTERN)
 _SEGMENT = re.compile(SEGMENT_PATTERN)
 
@@ -55,14 +57,21 @@ def parse_target(text: str) -> Target:
         raise RequestError(f"{shown} is not a target: it is longer than {MAX_TARGET_BYTES} bytes")
     *segments, version = text.split("/")
     if len(segments) < 2:
-        raise RequestError(f"{shown} is not a target: write kind/name/version, for example checkpoints/quickstart/2026.06.28")
+        raise RequestError(
+            f"{shown} is not a target: write kind/name/version, for example checkpoints/quickstart/2026.06.28"
+        )
     if segments[0] not in KINDS:
         raise RequestError(f"{shown} is not a target: the kind {segments[0]!r} is none of {', '.join(KINDS)}")
+    for part in (*segments, version):
+        if len(part) > MAX_PART_BYTES:
+            raise RequestError(
+                f"{shown} is not a target: the part {part[:40]!r}… is longer than {MAX_PART_BYTES} bytes"
+            )
     for segment in segments:
         if not _SEGMENT.fullmatch(segment) or _VERSION.fullmatch(segment):
             raise RequestError(
-                f"{shown} is not a target: the part {segment!r} of the name may hold letters, digits, '_', '-' and '.', "
-                "starts with a letter, a digit or '_', and is not a version"
+                f"{shown} is not a target: the part {segment!r} of the name may hold letters, digits, '_', '-' and "
+                "'.', starts with a letter, a digit or '_', and is not a version"
             )
     check_version(version, shown)
     return Target("/".join(segments), version)
@@ -71,13 +80,17 @@ def parse_target(text: str) -> Target:
 def check_version(version: str, shown: str) -> None:
     """Raise RequestError unless `version` is a real date `YYYY.MM.DD[.N]`, `dev` or `<label>-dev`."""
     if not _VERSION.fullmatch(version):
-        raise RequestError(f"{shown} is not a target: the version {version!r} is neither YYYY.MM.DD, YYYY.MM.DD.N, dev nor <label>-dev")
+        raise RequestError(
+            f"{shown} is not a target: the version {version!r} is neither YYYY.MM.DD, YYYY.MM.DD.N, dev nor <label>-dev"
+        )
     if not version.endswith("dev"):
         year, month, day = (int(part) for part in version.split(".")[:3])
         try:
             date(year, month, day)
         except ValueError as error:
-            raise RequestError(f"{shown} is not a target: the version {version!r} is not a real date ({error})") from None
+            raise RequestError(
+                f"{shown} is not a target: the version {version!r} is not a real date ({error})"
+            ) from None
 
 
 def is_target(text: str) -> bool:

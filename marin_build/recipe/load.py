@@ -1,0 +1,159 @@
+"""The folder of recipes: where each one is, what it says, and its fingerprint.
+
+Only recipes that are asked for are read, so thousands of others cost nothing; the tree is walked for suggestions and
+lists alone. What was read is kept: make a new book to see an edited recipe.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from marin_build.errors import RecipeError
+from marin_build.recipe import fingerprint as identity
+from marin_build.recipe.dependencies import closure, identity_dependencies
+from marin_build.recipe.document import MAX_BYTES, Document, parse_document
+from marin_build.recipe.problems import dotted, explain
+from marin_build.recipe.schema import SCHEMAS, Recipe
+from marin_build.recipe.target import KINDS, Target, is_target, parse_target
+
+ENDING = ".yaml"
+
+
+class RecipeBook:
+    """The recipes below one folder."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self._recipes: dict[Target, Recipe] = {}
+        self._fingerprints: dict[Target, str] = {}
+
+    def path(self, target: Target) -> Path:
+        return self.folder / f"{target}{ENDING}"
+
+    def shown(self, target: Target) -> str:
+        """The recipe's path for messages: relative to the working directory where it lies below it."""
+        path = self.path(target)
+        try:
+            return str(path.relative_to(Path.cwd())) if path.is_absolute() else str(path)
+        except (ValueError, OSError):
+            return str(path)
+
+    def exists(self, target: Target) -> bool:
+        return self.path(target).is_file()
+
+    def read(self, target: Target) -> bytes:
+        """The bytes of the recipe's file.
+
+        Raises:
+            RecipeError: there is none, with what was meant perhaps, or it cannot be read.
+        """
+        path = self.path(target)
+        try:
+            if not stat.S_ISREG(path.stat().st_mode):
+                raise RecipeError(f"{self.shown(target)}: is not a file")
+            with open(path, "rb") as file:
+                return file.read(MAX_BYTES + 1)
+        except (FileNotFoundError, NotADirectoryError):
+            raise self._no_recipe(target) from None
+        except OSError as error:
+            raise RecipeError(f"{self.shown(target)}: cannot be read: {error.strerror}") from None
+
+    def document(self, target: Target) -> Document:
+        """The recipe's file as plain values with line numbers, before its schema is applied."""
+        return parse_document(self.read(target), self.shown(target))
+
+    def load(self, target: Target) -> Recipe:
+        """The recipe of `target`.
+
+        Raises:
+            RecipeError: file, line, field, value seen, values allowed, nearest known name.
+        """
+        if target not in self._recipes:
+            self._recipes[target] = validate(self.document(target), target.kind)
+        return self._recipes[target]
+
+    def identity(self, target: Target) -> dict[str, Any]:
+        """The canonical identity body of `target`: what the fingerprint is computed from, without its dependencies."""
+        return identity.identity_body(self.load(target))
+
+    def fingerprint(self, target: Target) -> str:
+        """32 hex digits that name what the recipe and everything upstream of it say.
+
+        Raises:
+            RecipeError: the recipe, or one that it is made from, is missing or wrong.
+        """
+        if target not in self._fingerprints:
+            for member in closure(self, [target], identity_dependencies):
+                if member not in self._fingerprints:
+                    recipe = self.load(member)
+                    upstream = {text: self._fingerprints[parse_target(text)] for text in identity_dependencies(recipe)}
+                    self._fingerprints[member] = identity.fingerprint(recipe, upstream)
+        return self._fingerprints[target]
+
+    def where(self, target: Target, text: str) -> str:
+        """`file:line: field` of the first place in the recipe of `target` that says `text`."""
+        document = self.document(target)
+        for path, line in document.lines.items():
+            if document.at(path) == text:
+                return f"{document.file}:{line}: {dotted(path)[:-2]}"
+        return document.file
+
+    def targets(self) -> list[Target]:
+        """All targets that have a recipe, sorted. Walks the tree: for lists and suggestions only."""
+        found = []
+        for kind in KINDS:
+            for folder, _, files in os.walk(self.folder / kind):
+                name = Path(folder).relative_to(self.folder).as_posix()
+                texts = (f"{name}/{file.removesuffix(ENDING)}" for file in files if file.endswith(ENDING))
+                found += [parse_target(text) for text in texts if is_target(text)]
+        return sorted(found)
+
+    def suggest(self, text: str) -> str:
+        """Lines of help for `text`, which names no recipe: what may have been meant, and where recipes are."""
+        known = self.targets()
+        if not known:
+            return f"  no recipe is below {self.folder}/; run from the repository root, or set --config recipes=FOLDER"
+        name, _, version = text.strip("/").rpartition("/")
+        versions = [target.version for target in known if target.name == name]
+        if versions:
+            near = get_close_matches(version, versions, n=1) or versions[-1:]
+            return f"  did you mean {name}/{near[0]}?\n  versions of {name}: {', '.join(versions)}"
+        if meant := _near_targets(text.strip("/"), known):
+            return "\n".join(f"  did you mean {target}?" for target in meant)
+        return f"  recipes are in {self.folder}/; `marin-build status` lists them"
+
+    def _no_recipe(self, target: Target) -> RecipeError:
+        other = next((p for p in (self.folder / f"{target}.yml", self.folder / f"{target}.YAML") if p.exists()), None)
+        rename = f"  there is {other}, but recipes end in {ENDING}\n" if other else ""
+        return RecipeError(
+            f"{target} has no recipe: {self.shown(target)} does not exist\n{rename}{self.suggest(str(target))}"
+        )
+
+
+def validate(document: Document, kind: str) -> Recipe:
+    """Check a document against the schema of its kind.
+
+    Raises:
+        RecipeError: every problem found, with its line.
+    """
+    schema = SCHEMAS[kind]
+    try:
+        recipe: Any = schema.model_validate(document.value)
+    except ValidationError as error:
+        raise explain(error, document, schema) from None
+    return recipe  # type: ignore[no-any-return]
+
+
+def _near_targets(text: str, known: list[Target]) -> list[Target]:
+    """Up to three: the same name under another kind or group first, then the nearest spelling."""
+    by_text = {str(target): target for target in known}
+    ends = [
+        target for shown, target in by_text.items() if shown.endswith(f"/{text}") or target.name.endswith(f"/{text}")
+    ]
+    return (ends or [by_text[near] for near in get_close_matches(text, by_text, n=3, cutoff=0.7)])[:3]
