@@ -177,7 +177,23 @@ class PlainText(Model):
     document: Literal["file", "line", "paragraph"]
 
 
-TextFormat = Annotated[Union[JsonLines, PlainText], Field(discriminator="type")]
+class JsonArray(Model):
+    """Files that each hold one JSON array; plain, .gz or .zst by the file's ending. A file is read whole."""
+
+    type: Literal["json_array"]
+    text_key: str | None
+    """Key of the text in each object; null: the array holds the texts themselves."""
+
+
+class Parquet(Model):
+    """Parquet files, one document a row."""
+
+    type: Literal["parquet"]
+    text_key: str
+    """The column of the text."""
+
+
+TextFormat = Annotated[Union[JsonLines, JsonArray, PlainText, Parquet], Field(discriminator="type")]
 
 
 # ---- measure: what is observed, outside the fingerprint --------------------------------------------------------------
