@@ -220,6 +220,14 @@ class _Reader:
         raise RecipeError(f"{self._file}:{event.start_mark.line + 1}: {message}")
 
 
+def dotted(path: Path) -> str:
+    """`('data', 'train', 0)` as `data.train[0]`."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text if len(text) <= 200 else f"{text[:200]}…"
+
+
 def shown(value: Any) -> str:
     """A value for a message: as it would be written in a recipe, on one line and not too long."""
     if value is None or isinstance(value, bool):

@@ -17,8 +17,8 @@ from pydantic import ValidationError
 from marin_build.errors import RecipeError
 from marin_build.recipe import fingerprint as identity
 from marin_build.recipe.dependencies import closure, identity_dependencies
-from marin_build.recipe.document import MAX_BYTES, Document, parse_document
-from marin_build.recipe.problems import dotted, explain
+from marin_build.recipe.document import MAX_BYTES, Document, dotted, parse_document
+from marin_build.recipe.problems import explain
 from marin_build.recipe.schema import SCHEMAS, Recipe
 from marin_build.recipe.target import KINDS, Target, is_target, parse_target
 
@@ -101,7 +101,7 @@ class RecipeBook:
         document = self.document(target)
         for path, line in document.lines.items():
             if document.at(path) == text:
-                return f"{document.file}:{line}: {dotted(path)[:-2]}"
+                return f"{document.file}:{line}: {dotted(path)}"
         return document.file
 
     def targets(self) -> list[Target]:

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from marin_build.errors import RecipeError
-from marin_build.recipe.document import Document, Path, shown
+from marin_build.recipe.document import Document, Path, dotted, shown
 from marin_build.recipe.schema import Model
 
 Schema = Mapping[str, Any]
@@ -41,17 +41,9 @@ def explain(error: ValidationError, document: Document, schema: type[Model]) -> 
     covered = {problem.suggests for problem in found if problem.suggests}
     problems = [problem for problem in found if problem.path not in covered or problem.suggests]
     problems.sort(key=lambda problem: problem.line)
-    lines = [f"{document.file}:{p.line}: {dotted(p.path)}{p.text}{p.details}" for p in problems[:MAX_SHOWN]]
+    lines = [f"{document.file}:{p.line}: {_field(p)}{p.text}{p.details}" for p in problems[:MAX_SHOWN]]
     more = len(problems) - MAX_SHOWN
     return RecipeError("\n".join(lines + ([f"  and {more} more"] if more > 0 else [])))
-
-
-def dotted(path: Path) -> str:
-    """`('data', 'train', 0)` as `data.train[0]: `; nothing for the whole recipe."""
-    text = ""
-    for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
-    return f"{text if len(text) <= 200 else text[:200] + '…'}: " if text else ""
 
 
 class _Tree:
@@ -105,20 +97,20 @@ class _Tree:
 
     def _unknown(self, path: Path) -> Problem:
         key, names = str(path[-1]), self._names(path[:-1])
-        here = f"{dotted(path[:-1])[:-2]} has" if path[:-1] else "a recipe of this kind has"
+        here = f"{dotted(path[:-1])} has" if path[:-1] else "a recipe of this kind has"
         details = f"\n  {here}: {', '.join(names)}"
         line = self._document.line(path)
         missing = [name for name in names if name not in self._mapping(path[:-1])]
         if near := get_close_matches(key, missing, n=1) or get_close_matches(key, names, n=1):
             return Problem(line, path, f"unknown key; did you mean {near[0]!r}?", details, (*path[:-1], near[0]))
         if len(homes := [home for home in self._homes((), self._schema) if home[-1] == key]) == 1:
-            block = dotted(homes[0][:-1])[:-2]
+            block = dotted(homes[0][:-1])
             place = f"in the block {block!r}" if block else "at the top level"
             return Problem(line, path, f"does not belong here, but {place}", details, homes[0])
         return Problem(line, path, "unknown key", details)
 
     def _missing(self, path: Path) -> Problem:
-        block = dotted(path[:-1])[:-2]
+        block = dotted(path[:-1])
         where = f"from the block {block!r}" if block else "at the top level"
         line = self._document.line(path[:-1])
         return Problem(line, path, f"missing {where}; needs {self._describe(self._at(path, choose=False))}")
@@ -129,7 +121,7 @@ class _Tree:
             return self._value(path, self._document.at(path))
         name, tags = choices
         if name not in block:
-            text = f"missing from the block {dotted(path)[:-2]!r}; needs {_one_of(tags)}"
+            text = f"missing from the block {dotted(path)!r}; needs {_one_of(tags)}"
             return Problem(self._document.line(path), (*path, name), text)
         text = f"needs {_one_of(tags)}, seen {shown(block[name])}{_near(block[name], tags)}"
         return Problem(self._document.line((*path, name)), (*path, name), text)
@@ -207,6 +199,10 @@ class _Tree:
 
 def _discriminator(schema: Schema) -> dict[str, Any]:
     return {"discriminator": schema["discriminator"]} if "discriminator" in schema else {}
+
+
+def _field(problem: Problem) -> str:
+    return f"{dotted(problem.path)}: " if problem.path else ""
 
 
 def _choices(schema: Schema) -> tuple[str, list[str]] | None:
