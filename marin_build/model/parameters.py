@@ -61,7 +61,8 @@ LLAMA: dict[str, Parameter] = {
 def path_text(key_path: tuple[Any, ...]) -> str:
     """`layers/attention/query` for a key path of jax.tree_util; an nnx Variable's own `.value` is left out."""
     parts = (getattr(key, "key", getattr(key, "name", getattr(key, "idx", None))) for key in key_path)
-    return "/".join(str(part) for part in parts if part != "value")
+    # An attribute `.value` has a name; the parameter `value` of the attention is a key of a dictionary.
+    return "/".join(str(part) for key, part in zip(key_path, parts, strict=True) if getattr(key, "name", "") != "value")
 
 
 def parameter_at(key_path: tuple[Any, ...]) -> Parameter | None:
