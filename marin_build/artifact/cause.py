@@ -1,0 +1,125 @@
+"""Why an artifact is not what its recipe says: the root cause first, field by field, and what helps."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from marin_build.artifact.record import Record, entry_target
+from marin_build.errors import DriftError
+from marin_build.recipe.dependencies import identity_dependencies
+from marin_build.recipe.drift import Change, compare
+from marin_build.recipe.target import Target
+
+if TYPE_CHECKING:
+    from marin_build.recipe.load import RecipeBook
+
+RecordOf = Callable[[Target], Record | None]
+MAX_SHOWN = 40
+
+
+class Made(Protocol):
+    """What a record and an attempt both say of where bytes come from."""
+
+    @property
+    def fingerprint(self) -> str: ...
+    @property
+    def recipe(self) -> Mapping[str, Any]: ...
+    @property
+    def dependencies(self) -> tuple[Mapping[str, Any], ...]: ...
+
+
+@dataclass(frozen=True)
+class _Old:
+    """A build that a record remembers."""
+
+    fingerprint: str
+    recipe: Mapping[str, Any]
+    dependencies: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One changed field, and the target whose recipe it is in."""
+
+    target: Target
+    change: Change
+
+
+def causes(book: RecipeBook, record_of: RecordOf, target: Target, made: Made) -> tuple[Cause, ...]:
+    """Every field in which the recipes of now differ from those that `made` was made from; dependencies come first.
+
+    A dependency whose old recipe is known to nobody any more shows as its fingerprint.
+    """
+    if made.fingerprint == book.fingerprint(target):
+        return ()
+    found = tuple(_causes(book, record_of, target, made, {target}))
+    return found or (Cause(target, Change("fingerprint", made.fingerprint, book.fingerprint(target))),)
+
+
+def _causes(book: RecipeBook, record_of: RecordOf, target: Target, made: Made, seen: set[Target]) -> Iterator[Cause]:
+    still_needed = identity_dependencies(book.load(target))
+    for entry in made.dependencies:
+        dependency, old = entry_target(entry), entry["fingerprint"]
+        if str(dependency) not in still_needed or dependency in seen or book.fingerprint(dependency) == old:
+            continue
+        seen.add(dependency)
+        if remembered := _remembered(record_of(dependency), old):
+            yield from _causes(book, record_of, dependency, remembered, seen)
+        else:
+            yield Cause(dependency, Change("fingerprint", old, book.fingerprint(dependency)))
+    yield from (Cause(target, change) for change in compare(made.recipe, book.identity(target)))
+
+
+def _remembered(record: Record | None, fingerprint: str) -> Made | None:
+    """The build with this fingerprint: the record's own, or one that it accepted or replaced."""
+    if record is None or record.fingerprint == fingerprint:
+        return record
+    for entry in (*reversed(record.accepted), *reversed(record.replaced)):
+        if entry["fingerprint"] == fingerprint:
+            return _Old(fingerprint, entry["recipe"], tuple(entry["dependencies"]))
+    return None
+
+
+def shown_changes(target: Target, found: tuple[Cause, ...]) -> tuple[Change, ...]:
+    """The changes, with the target written before each field that is in another recipe than that of `target`."""
+    return tuple(
+        cause.change
+        if cause.target == target
+        else dataclasses.replace(cause.change, field=f"{cause.target} {cause.change.field}")
+        for cause in found
+    )
+
+
+def drift_error(book: RecipeBook, target: Target, found: tuple[Cause, ...], *, finished: bool) -> DriftError:
+    """What to tell a user whose artifact, or unfinished work, is not of the recipe that is there now."""
+    root, changes = found[0].target, shown_changes(target, found)
+    what = "it was built from another recipe" if finished else "its unfinished work is of another recipe"
+    more = f" (and {len(changes) - 1} more)" if len(changes) > 1 else ""
+    lines = [f"drift: {target}: {what}: {changes[0]}{more}"]
+    lines += [f"  {change}" for change in changes[:MAX_SHOWN]] if more else []
+    lines += [f"  and {len(changes) - MAX_SHOWN} more"] if len(changes) > MAX_SHOWN else []
+    return DriftError("\n".join([*lines, *_what_helps(book, target, root, finished)]))
+
+
+def _what_helps(book: RecipeBook, target: Target, root: Target, finished: bool) -> list[str]:
+    also = "" if root == target else f"; then name it in a new version of {target}"
+    lines = [
+        "what helps:",
+        f"  restore {book.path(root)}, then  marin-build bump {root}  and edit the new version{also}",
+        f"  snakemake -f {target}  builds it anew under the same version"
+        + ("; the old one stays until the new one is finished" if finished else " and drops the unfinished work"),
+    ]
+    if finished:
+        order = (root, target) if root != target else (target,)
+        lines += [f"  marin-build accept {one} --reason '…'  keeps it as built from this recipe" for one in order]
+    return lines
+
+
+def input_error(target: Target, changes: tuple[Change, ...]) -> DriftError:
+    """What to tell a user whose unfinished work was made from other bytes than its dependencies have now."""
+    lines = [f"drift: {target}: its unfinished work is on other input bytes: {changes[0]}"]
+    lines += [f"  {change}" for change in changes[1:]]
+    return DriftError("\n".join([*lines, f"  snakemake -f {target}  drops the unfinished work and starts anew"]))

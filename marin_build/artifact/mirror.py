@@ -1,0 +1,71 @@
+"""The mirror `.marin/records/<target>.json`: the file that Snakemake sees as the output of a rule.
+
+It says no more than the record and is made from it before every plan and after every build, so nothing that Snakemake
+deletes is ever the truth.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from marin_build.artifact.record import Record, read_record
+from marin_build.artifact.store import TEMPORARY, Store, disk_error
+from marin_build.errors import DamageError
+from marin_build.recipe.target import Target
+
+FOLDER = Path(".marin/records")
+
+
+def path(target: Target, folder: Path = FOLDER) -> Path:
+    return folder / f"{target}.json"
+
+
+def refresh(
+    store: Store, targets: Iterable[Target], *, without: Collection[Target] = (), folder: Path = FOLDER
+) -> None:
+    """Bring the mirrors of `targets` in line: one where there is a readable record, none otherwise or in `without`."""
+    for target in targets:
+        record = None if target in without else _readable(store, target)
+        if record is None:
+            remove(target, folder)
+        else:
+            write(record, folder)
+
+
+def write(record: Record, folder: Path = FOLDER) -> None:
+    """Write the mirror of one record; an equal one is left alone.
+
+    Raises:
+        MarinError: the working directory cannot be written to.
+    """
+    body = {key: getattr(record, key) for key in ("name", "version", "kind", "fingerprint", "digest")}
+    data = json.dumps(body, indent=1).encode() + b"\n"
+    mirror = path(record.target, folder)
+    temporary = mirror.with_name(f"{mirror.name}.{secrets.token_hex(4)}{TEMPORARY}")
+    try:
+        if mirror.is_file() and mirror.read_bytes() == data:
+            return
+        mirror.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(data)
+        os.replace(temporary, mirror)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise disk_error(error, mirror, len(data)) from error
+
+
+def remove(target: Target, folder: Path = FOLDER) -> None:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        path(target, folder).unlink()
+
+
+def _readable(store: Store, target: Target) -> Record | None:
+    try:
+        return read_record(store, target)
+    except DamageError:
+        return None

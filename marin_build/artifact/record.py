@@ -1,0 +1,144 @@
+"""The record `.artifact.json`: its presence and agreement mean "finished".
+
+It is written last and atomically, carries a checksum of itself, and names every file with its size and hash, the
+fingerprint of the recipe, and the fingerprints and digests of what it was made from. Fields are only ever added; a
+record of a newer schema is refused, with the version that wrote it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from marin_build import __version__
+from marin_build.artifact.digest import hash_bytes
+from marin_build.artifact.store import REBUILD, RECORD, Store
+from marin_build.errors import DamageError, RequestError
+from marin_build.recipe.target import Target
+
+SCHEMA = 1
+STAGED = f"{REBUILD}/{RECORD}"
+"""Record of a forced rebuild that is finished and waits to take the old one's place."""
+
+Entries = tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is known of a finished artifact."""
+
+    name: str
+    version: str
+    kind: str
+    fingerprint: str
+    """32 hex digits: the recipe and everything upstream of it."""
+    digest: str
+    """32 hex digits: the content."""
+    recipe: Mapping[str, Any]
+    """The identity body of the recipe."""
+    dependencies: Entries
+    """{name, version, fingerprint, digest} of each artifact that this one was made from."""
+    files: Entries
+    """{path, bytes, xxh3_128} of each file, and `outside_digest: true` where its bytes are not content, as in logs."""
+    measured: Entries = ()
+    """As `dependencies`: the validation sets, which are no part of the identity."""
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    """The final value of each metric."""
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    accepted: Entries = ()
+    """Changes of the recipe that were accepted without a rebuild: what it was built from, the reason, who and when."""
+    replaced: Entries = ()
+    """{fingerprint, digest, recipe, dependencies} of builds of other recipes that this one replaced, newest last."""
+    damage: Entries = ()
+    """{path, problem}: what `verify --full` found wrong, until it finds all well."""
+    schema: int = SCHEMA
+    written_by: str = __version__
+
+    @property
+    def target(self) -> Target:
+        return Target(self.name, self.version)
+
+    @property
+    def content(self) -> Entries:
+        """The files whose bytes are the artifact: without logs and the like."""
+        return tuple(entry for entry in self.files if not entry.get("outside_digest"))
+
+    def to_dict(self) -> dict[str, Any]:
+        """As in the file, checksum included; containers are the record's own."""
+        body = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
+        return {**body, "checksum": _checksum(body)}
+
+    def to_bytes(self) -> bytes:
+        return (
+            json.dumps(self.to_dict(), indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+        )
+
+
+_NAMES = frozenset(item.name for item in dataclasses.fields(Record))
+_NEEDED = frozenset({"schema", "name", "version", "kind", "fingerprint", "digest", "recipe", "dependencies", "files"})
+_LISTS = ("dependencies", "measured", "files", "accepted", "replaced", "damage")
+
+
+def entry_target(entry: Mapping[str, Any]) -> Target:
+    return Target(entry["name"], entry["version"])
+
+
+def read_record(store: Store, target: Target, name: str = RECORD) -> Record | None:
+    """The record of `target`, or None where it has none.
+
+    Raises:
+        DamageError: it is not JSON, fails its checksum, or is of another target.
+        RequestError: a newer version of the program wrote it.
+    """
+    data = store.read(target, name)
+    return None if data is None else parse_record(data, target, str(store.folder(target) / name))
+
+
+def write_record(store: Store, record: Record, name: str = RECORD) -> None:
+    """Write the record, all of it or nothing, durable on return."""
+    store.replace(record.target, name, record.to_bytes())
+
+
+def parse_record(data: bytes, target: Target, place: str) -> Record:
+    """The record in `data`; `place` names it in errors.
+
+    Raises:
+        DamageError, RequestError: see `read_record`.
+    """
+    try:
+        body = json.loads(data)
+    except ValueError as error:
+        raise DamageError(f"{target} is damaged: its record {place} is not JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise DamageError(f"{target} is damaged: its record {place} is no JSON object")
+    _check_schema(body, target, place)
+    checksum = body.pop("checksum", None)
+    if checksum != _checksum(body):
+        raise DamageError(f"{target} is damaged: its record {place} fails its checksum (states {checksum})")
+    if missing := _NEEDED - body.keys():
+        raise DamageError(f"{target} is damaged: its record {place} has no {', '.join(sorted(missing))}")
+    if f"{body['name']}/{body['version']}" != str(target):
+        raise DamageError(f"{target} is damaged: its record {place} is that of {body['name']}/{body['version']}")
+    known: dict[str, Any] = {
+        key: tuple(value) if key in _LISTS else value for key, value in body.items() if key in _NAMES
+    }
+    return Record(**known)
+
+
+def _check_schema(body: Mapping[str, Any], target: Target, place: str) -> None:
+    schema = body.get("schema")
+    if isinstance(schema, int) and schema > SCHEMA:
+        raise RequestError(
+            f"{target} was made by a newer marin_build: its record {place} has schema {schema}, "
+            f"this version ({__version__}) reads up to {SCHEMA}\n"
+            f"  use marin_build {body.get('written_by', 'of a later version')}"
+        )
+
+
+def _checksum(body: Mapping[str, Any]) -> str:
+    """Hash of the body as JSON with sorted keys and no spaces, so that it survives re-indentation."""
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return hash_bytes(text.encode("utf-8", "surrogatepass"))

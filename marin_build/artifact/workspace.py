@@ -1,0 +1,155 @@
+"""The folder of an artifact while it changes hands: work set aside, damage cleared, a rebuild put in place.
+
+Every step can be repeated, and can be interrupted anywhere: what is left says by itself how to go on. The lease must
+be held throughout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+from marin_build.artifact.digest import list_files
+from marin_build.artifact.record import STAGED, Record, read_record
+from marin_build.artifact.store import (
+    ASIDE,
+    LOGS,
+    OWN_NAMES,
+    REBUILD,
+    RECORD,
+    TEMPORARY,
+    Store,
+    disk_error,
+    make_folder,
+    sync_folder,
+)
+from marin_build.errors import DamageError, MarinError
+from marin_build.recipe.target import Target
+
+OLD = "replaced.json"
+"""In `.rebuild`: the old record, once it has stepped aside for the new one."""
+
+NOT_WORK = OWN_NAMES | {LOGS}
+
+
+def has_work(folder: Path) -> bool:
+    """True when a builder left at least one file here."""
+    for base, folders, names in os.walk(folder):
+        if base == str(folder):
+            folders[:] = [name for name in folders if name not in NOT_WORK]
+            names = [name for name in names if name not in NOT_WORK | {OLD}]
+        if any(not name.endswith(TEMPORARY) for name in names):
+            return True
+    return False
+
+
+def work_names(folder: Path) -> list[str]:
+    """Top-level names of what builders left in a folder, unfinished files included."""
+    try:
+        return sorted(name for name in os.listdir(folder) if name not in NOT_WORK)
+    except FileNotFoundError:
+        return []
+
+
+def discard(folder: Path) -> None:
+    """Remove all work in a folder; records, logs and the folder stay."""
+    for name in work_names(folder):
+        remove(folder / name)
+
+
+def set_aside(store: Store, target: Target, folder: Path, names: list[str]) -> Path | None:
+    """Move files or folders out of the way, to `.aside`, where `verify` reports them; equal names there give way."""
+    aside = store.folder(target) / ASIDE
+    for name in names:
+        make_folder((aside / name).parent)
+        remove(aside / name)
+        os.rename(folder / name, aside / name)
+        sync_folder((folder / name).parent)
+    return aside if names else None
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder with all that is in it; nothing happens where there is none."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def staged_record(store: Store, target: Target) -> Record | None:
+    """The record of a finished rebuild that waits to be put in place; an unreadable one does not count."""
+    try:
+        return read_record(store, target, STAGED)
+    except DamageError:
+        return None
+
+
+def put_in_place(store: Store, target: Target) -> None:
+    """Let the finished rebuild take the place of the old artifact; goes on where an earlier call was interrupted.
+
+    Until the old record steps aside, readers see the old artifact whole; from then on nothing; and once the new record
+    is there, the new artifact whole. Nothing happens when no finished rebuild waits. The lock must be held.
+
+    Raises:
+        MarinError: the disk failed; a repetition goes on.
+    """
+    folder = store.folder(target)
+    rebuild = folder / REBUILD
+    new = staged_record(store, target)
+    if new is None:
+        return
+    try:
+        if (folder / RECORD).exists():
+            os.rename(folder / RECORD, rebuild / OLD)
+            sync_folder(rebuild)
+            sync_folder(folder)
+        _move_up(rebuild, folder)
+        _remove_left_over(folder, rebuild / OLD, new)
+        os.rename(rebuild / RECORD, folder / RECORD)
+        sync_folder(folder)
+        remove(rebuild)
+    except OSError as error:
+        raise disk_error(error, rebuild) from error
+
+
+def _move_up(rebuild: Path, folder: Path) -> None:
+    for name in sorted(os.listdir(rebuild)):
+        if name not in (RECORD, OLD) and not name.endswith(TEMPORARY):
+            remove(folder / name)
+            os.rename(rebuild / name, folder / name)
+    sync_folder(folder)
+
+
+def _remove_left_over(folder: Path, old: Path, new: Record) -> None:
+    """Remove the files that only the old record names; foreign files and logs stay."""
+    kept = {entry["path"] for entry in new.files}
+    for path in _recorded_paths(old):
+        if path not in kept and not path.startswith(f"{LOGS}/"):
+            (folder / path).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # not empty
+                os.removedirs((folder / path).parent)
+    sync_folder(folder)
+
+
+def _recorded_paths(record: Path) -> list[str]:
+    try:
+        return [entry["path"] for entry in json.loads(record.read_bytes())["files"]]
+    except (FileNotFoundError, ValueError, KeyError, TypeError):  # none, or damaged: its files stay as foreign ones
+        return []
+
+
+def workspace_files(folder: Path) -> list[str]:
+    """What a builder made in its folder.
+
+    Raises:
+        MarinError: it made nothing, a link, or something under a name that belongs to the protocol.
+    """
+    if folder.name == REBUILD and (folder / LOGS).exists():
+        raise MarinError(f"{folder / LOGS}: the name is reserved for the logs of attempts")
+    names = list_files(folder, skip=NOT_WORK)
+    if not names:
+        raise MarinError(f"{folder}: the builder made no file")
+    return names
