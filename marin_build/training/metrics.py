@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from marin_build.errors import MarinError
+from marin_build.data.durable import explained, write_whole
 
 Values = Mapping[str, float | int | str]
 
@@ -26,7 +26,7 @@ class MetricsFile:
         self.path = path
         lines = _kept(path, keep_through, logger)
         self.last: dict[str, Any] = json.loads(lines[-1]) if lines else {}
-        _replace(path, b"".join(lines))
+        write_whole(path, b"".join(lines))
         self._file = path.open("r+b")
         self._end = self._file.seek(0, os.SEEK_END)
         self._start_of_last = self._end - (len(lines[-1]) if lines else 0)
@@ -42,13 +42,11 @@ class MetricsFile:
         start = self._start_of_last if step == last_step else self._end
         line = {**(self.last if step == last_step else {}), "step": step, **values}
         text = json.dumps(line, allow_nan=False).encode() + b"\n"
-        try:
+        with explained(self.path, len(text)):
             self._file.seek(start)
             self._file.write(text)
             self._file.truncate()
             self._file.flush()
-        except OSError as error:
-            raise MarinError(f"{self.path} cannot be written: {error.strerror or error}") from error
         self.last, self._start_of_last, self._end = line, start, start + len(text)
 
     def sync(self) -> None:
@@ -66,7 +64,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def _kept(path: Path, keep_through: int, logger: logging.Logger) -> list[bytes]:
-    """The whole lines of steps up to `keep_through`; a torn or foreign line ends them, and is said if it is not the last."""
+    """The whole lines of steps up to `keep_through`. A torn or foreign line ends them; said unless it is the last."""
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     kept: list[bytes] = []
     before = -1
@@ -89,14 +87,3 @@ def _step(line: bytes) -> int | None:
     except (ValueError, TypeError, KeyError):
         return None
     return step if isinstance(step, int) and line.endswith(b"\n") else None
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Replace the file by `content` at once, so that no crash leaves half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)

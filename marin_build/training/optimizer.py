@@ -1,4 +1,4 @@
-"""AdamW as the recipe states it: clip by the global norm, Adam, decoupled weight decay by group, learning rate by step."""
+"""AdamW as the recipe states it: clip by the global norm, Adam, decoupled decay by group, learning rate by step."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """One trajectory of 100 steps against torch: clip by the global norm, AdamW with decay by group, warmup and cosine.
 
 The gradients are a fixed function of the parameters (a quadratic with a moving target), so an error in any step carries
-into all later ones. Both sides compute in float32. They round differently: after 100 steps parameters of size 1 agree to
-about 1e-6, and torch adds 1e-6 to the norm when it clips, which ours (and optax) does not.
+into all later ones. Both sides compute in float32. They round differently: after 100 steps parameters of size 1 agree
+to about 1e-6, and torch adds 1e-6 to the norm when it clips, which ours (and optax) does not.
 """
 
 import math
