@@ -1,0 +1,362 @@
+"""The one module that meets Snakemake: what a user typed becomes records that Snakemake can make.
+
+Snakemake resolves targets in `Workflow._prepare_dag` in every mode (`-n`, `--dag`, `--summary`, real runs). `Build`
+steps in just before: it turns typed artifacts into mirrored records, stops for typos and drift with a clean message,
+decides what runs and why, and pins what the semantics rest on: no locks (leases guard the prefix), no incomplete
+markers (a record is written whole or not at all), no rerun triggers (fingerprints decide).
+
+A mirror, `.marin/records/<target>.json`, is a copy of an artifact's record and the only file that rules declare, so
+whatever Snakemake deletes is never the truth.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import shlex
+import sys
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import yaml
+from snakemake import __version__ as snakemake_version
+from snakemake.exceptions import CliException
+from snakemake.io import ancient
+from snakemake.settings.enums import RerunTrigger
+
+from marin_build.artifact import forced, lease, mirror
+from marin_build.artifact.attempt import read_attempt
+from marin_build.artifact.examine import State, Status, examine, examine_all
+from marin_build.artifact.store import LOGS, Store
+from marin_build.errors import MarinError, RequestError
+from marin_build.recipe.dependencies import closure, identity_dependencies, needs, unresolved
+from marin_build.recipe.load import RecipeBook
+from marin_build.recipe.target import TARGET_PATTERN, Target, is_target, parse_target
+from marin_build.runs import Plan, decide, restrict, state_of
+from marin_build.settings import resolve
+from marin_build.typed import as_target
+
+SNAKEMAKE_VERSIONS = ">=9.19,<10"
+RUN_VARIABLE = "MARIN_RUN_ID"
+PREFIX_VARIABLE = "MARIN_PREFIX"
+SHOWN_LINES = 20
+"""Lines of a log that are shown when its job failed."""
+
+
+class AdapterError(CliException):
+    """Prints as `Error: …`. Without a traceback to search, Snakemake adds no line of a Snakefile, whoever raises it."""
+
+    __traceback__ = None
+
+
+def record(target: str | Target) -> str:
+    """The file that stands for an artifact in rules: the mirror of its record."""
+    return f"{mirror.FOLDER}/{target}.json"
+
+
+class Build:
+    """What the Snakefile needs to know, and the hook in front of the DAG."""
+
+    def __init__(self, workflow: Any, config: Mapping[str, Any]) -> None:
+        inner = _hooked_method(workflow)
+        self._workflow = workflow
+        self._plan = Plan()
+        self._statuses: dict[Target, Status] = {}
+        with _clean_errors():
+            self._given = dict(config)
+            self._settings = resolve(config, command_line=_typed_settings(workflow, config))
+            self._book = RecipeBook(self._settings.recipes)
+            self._store = Store(self._settings.prefix)
+        self._run = uuid.uuid4().hex[:12] if workflow.is_main_process else os.environ.get(RUN_VARIABLE)
+        if workflow.is_main_process:  # a spawned job gets concrete files: leave them alone
+            workflow._prepare_dag = self._in_front_of(inner)
+
+    # ---- for rules ---------------------------------------------------------------------------------------------------
+
+    python = shlex.quote(sys.executable)
+    """The interpreter that has marin_build, whether or not its environment is activated."""
+
+    @staticmethod
+    def targets(kind: str) -> str:
+        """What the wildcard `target` may be in the rule of `kind`."""
+        return f"(?={kind}/){TARGET_PATTERN}"
+
+    def dependencies(self, wildcards: Any) -> list[str]:
+        """Records that must be there before a target is built; of a finished one, those that happen to be there.
+
+        They are `ancient`: neither their age nor their being rebuilt makes anything run.
+        """
+        target = parse_target(wildcards.target)
+        found = self._needs(target)
+        if self._workflow.is_main_process and target not in self._plan.runs:
+            found = [need for need in found if self._status(need).record is not None]
+        return ancient([record(need) for need in found])
+
+    def cores(self, wildcards: Any) -> int:
+        """All cores of this run: a job that fills the machine runs alone."""
+        return self._workflow.resource_settings.cores or len(os.sched_getaffinity(0))
+
+    def arguments(self, wildcards: Any, threads: int) -> str:
+        """Options that make a job use this run's settings, resolved here, whatever it would find where it runs."""
+        chosen = {key: getattr(self._settings, key) for key in self._given if key not in ("prefix", "recipes")}
+        if self._workflow.is_main_process and self._workflow.local_exec and self._settings.processes is None:
+            chosen["processes"] = threads
+        words = ["--prefix", self._settings.prefix, "--recipes", self._settings.recipes]
+        words += ["--config", *(f"{key}={_spelled(value)}" for key, value in chosen.items())] if chosen else []
+        words += ["--run", self._run] if self._run else []
+        return shlex.join(words)
+
+    # ---- in front of the DAG -----------------------------------------------------------------------------------------
+
+    def _in_front_of(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        def prepare(*arguments: Any, **options: Any) -> Any:
+            with _clean_errors():
+                self._prepare()
+            return inner(*arguments, **{**options, "nolock": True, "ignore_incomplete": True})
+
+        return prepare
+
+    def _prepare(self) -> None:
+        """Plan, and tell Snakemake and people about it."""
+        workflow, settings = self._workflow, self._workflow.dag_settings
+        settings.rerun_triggers = frozenset({RerunTrigger.MTIME})  # inputs are ancient, so that it never fires
+        meant = self._translate()
+        targets = self._artifacts(meant["targets"] or [workflow.default_target])
+        typed = [*targets, *self._artifacts(meant["forcerun"] + meant["until"] + meant["prioritytargets"])]
+        order = closure(self._book, typed)
+        forced_targets = set(self._members(meant["forcerun"], order))
+        forced_targets |= set(targets if settings.forcetargets else ()) | set(order if settings.forceall else ())
+        self._statuses = {status.target: status for status in examine_all(self._store, self._book, order)}
+        self._mirror()
+        looking = workflow.execution_settings is None  # --dag, --summary, --delete-all-output, …
+        self._refuse_drift(forced_targets, only_warn=looking)
+        needed = {target: self._needs(target) for target in order}
+        self._plan = decide(list(self._statuses.values()), needed, typed, forced_targets)
+        settings.forcerun = [*settings.forcerun, *map(record, self._mirrored_but_run())]
+        left = restrict(
+            self._plan, needed, self._members(meant["until"], order), self._members(meant["omit_from"], order)
+        )
+        if workflow.dryrun:
+            _print_table(left, len(order))
+        elif not looking and not workflow.touch:
+            self._begin(left, order)
+
+    def _translate(self) -> dict[str, list[Target | str]]:
+        """What was typed, by option: artifacts, which Snakemake is given as records, and names of rules and files."""
+        meant: dict[str, list[Target | str]] = {"prioritytargets": []}
+        options = [(self._workflow.dag_settings, name) for name in ("targets", "forcerun", "until", "omit_from")]
+        if self._workflow.scheduling_settings is not None:
+            options.append((self._workflow.scheduling_settings, "prioritytargets"))
+        for settings, name in options:
+            meant[name] = [self._meant(text, name) for text in getattr(settings, name)]
+            setattr(settings, name, [record(item) if isinstance(item, Target) else item for item in meant[name]])
+        return meant
+
+    def _meant(self, typed: str, option: str) -> Target | str:
+        """An artifact, or what is none: the name of a rule or an ordinary file.
+
+        Raises:
+            RequestError: neither; with what may have been meant.
+        """
+        workflow = self._workflow
+        if workflow.is_rule(typed):
+            if option == "targets" and workflow.get_rule(typed).has_wildcards():
+                raise RequestError(f"{typed!r} is a rule for many artifacts: name one\n{self._book.suggest(typed)}")
+            return typed
+        name = as_target(typed, self._settings)
+        if is_target(name):
+            target = parse_target(name)
+            self._book.load(target)
+            return target
+        if os.path.isfile(typed) or self._producers(typed):
+            return typed
+        try:
+            parse_target(name)
+        except RequestError as error:
+            raise RequestError(f"{error}\n{self._book.suggest(name)}") from None
+        raise AssertionError(f"{name} is no target, but parses as one")
+
+    def _artifacts(self, items: Iterable[Target | str | None]) -> list[Target]:
+        """The artifacts among `items`, and those that the rules and files among them say they need."""
+        found: dict[Target, None] = {}
+        seen: set[str] = set()
+        todo = [item for item in items if item is not None]
+        while todo:
+            item = todo.pop(0)
+            name = item if isinstance(item, Target) else as_target(item, self._settings)
+            if isinstance(name, Target) or (is_target(name) and not self._workflow.is_rule(name)):
+                found[name if isinstance(name, Target) else parse_target(name)] = None
+            elif item not in seen:
+                seen.add(item)
+                rules = [self._workflow.get_rule(item)] if self._workflow.is_rule(item) else self._producers(item)
+                plain = [rule for rule in rules if not rule.has_wildcards()]
+                todo += [str(file) for rule in plain for file in rule.input if not file.is_callable()]
+        return list(found)
+
+    def _members(self, items: Iterable[Target | str], order: Sequence[Target]) -> list[Target]:
+        """The members of the closure that are named, or made by a rule that is named, in `items`."""
+        names = [item for item in items if isinstance(item, str) and self._workflow.is_rule(item)]
+        rules = [self._workflow.get_rule(name) for name in names]
+        return [t for t in order if t in items or any(rule.is_producer(record(t)) for rule in rules)]
+
+    def _producers(self, file: str) -> list[Any]:
+        return [rule for rule in self._workflow.rules if rule.is_producer(os.path.normpath(file))]
+
+    def _mirrored_but_run(self) -> list[Target]:
+        """Targets that run although their record, and so its mirror, is there, or although nothing asks for them."""
+        statuses = (self._statuses[target] for target in self._plan.runs)
+        return [s.target for s in statuses if s.record is not None or s.state is State.damaged]
+
+    def _needs(self, target: Target) -> list[Target]:
+        return [parse_target(text) for text in needs(self._book.load(target))]
+
+    def _status(self, target: Target) -> Status:
+        if target not in self._statuses:
+            self._statuses[target] = examine(self._store, self._book, target)
+        return self._statuses[target]
+
+    def _mirror(self) -> None:
+        for target, status in self._statuses.items():
+            if status.record is None:
+                mirror.remove(target)
+            else:
+                mirror.write(status.record)
+
+    def _refuse_drift(self, forced_targets: set[Target], only_warn: bool) -> None:
+        """Stop before any work when a fixed version is, or was begun, of another recipe; a picture may still be drawn.
+
+        What drifted only because of something upstream is told of where the chain ends, with its root cause.
+        """
+        drifted = {
+            target: status
+            for target, status in self._statuses.items()
+            if state_of(status) is State.drifted and not target.is_dev and target not in forced_targets
+        }
+        upstream = {
+            member for target in drifted for member in closure(self._book, [target], identity_dependencies)[:-1]
+        }
+        errors = [s.drift_error(self._book) for target, s in drifted.items() if target not in upstream]
+        text = "\n".join(map(str, errors))
+        if errors and only_warn:
+            print(f"Warning: {text}", file=sys.stderr)
+        elif errors:
+            raise AdapterError(text)
+
+    # ---- a real run --------------------------------------------------------------------------------------------------
+
+    def _begin(self, plan: Plan, order: Sequence[Target]) -> None:
+        """The last things before jobs: refuse what cannot be built, write down what is forced."""
+        self._refuse_unresolved(plan)
+        for target in order:
+            if target in plan.forced:
+                forced.write(target, self._run)
+            elif lease.holder(self._store, target) is None:
+                forced.clear(target)  # left by a run that died
+        os.environ[RUN_VARIABLE] = self._run
+        self._workflow.register_envvars(RUN_VARIABLE)
+        if not self._workflow.local_exec:
+            os.environ[PREFIX_VARIABLE] = self._settings.prefix
+            self._workflow.register_envvars(PREFIX_VARIABLE)
+        # Registered here and not in the Snakefile, so that they also work through `module:`.
+        for event, ours in (("onstart", self._refuse_leased), ("onerror", self._show_logs)):
+            theirs = getattr(self._workflow, f"_{event}")
+            getattr(self._workflow, event)(_both(ours, theirs))
+
+    def _refuse_unresolved(self, plan: Plan) -> None:
+        found = {target: unresolved(self._book.load(target)) for target in plan.runs}
+        lines = [f"  {t}: {', '.join(fields)}\n    marin-build pin {t}" for t, fields in found.items() if fields]
+        if lines:
+            raise RequestError("\n".join(["sources are not pinned, so nothing is built from them:", *lines]))
+
+    def _refuse_leased(self) -> None:
+        """Before a first job starts: stop when somebody else builds what would run, unless waiting was asked for.
+
+        A job that the executor takes up again, because a former run submitted it, is our own.
+        """
+        if self._settings.wait:
+            return
+        jobs = {str(file): job for job in self._workflow.dag.needrun_jobs() for file in job.output}
+        held = {t: lease.holder(self._store, t) for t in self._plan.runs if record(t) in jobs}
+        resumable = {t for t in held if self._workflow.persistence.external_jobids(jobs[record(t)])}
+        lines = [f"  {t}: {owner}" for t, owner in held.items() if owner and t not in resumable]
+        if lines:
+            text = "somebody else is building what would run:"
+            raise AdapterError("\n".join([text, *lines, "  to wait for it: --config wait=true"]))
+
+    def _show_logs(self) -> None:
+        """The last lines of the log of each target that this run began and did not finish."""
+        for target in self._plan.runs:
+            attempt = read_attempt(self._store, target)
+            if attempt and attempt.run == self._run and not os.path.exists(record(target)):
+                log = self._store.folder(target) / LOGS / f"{attempt.id}.log"
+                lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
+                shown = "\n".join(f"  {line}" for line in lines[-SHOWN_LINES:])
+                print(f"{target} was not finished; the last lines of {log}:\n{shown}", file=sys.stderr)
+
+
+# ---- small parts -----------------------------------------------------------------------------------------------------
+
+
+def _hooked_method(workflow: Any) -> Callable[..., Any]:
+    """The method that Snakemake prepares its DAG with, once it is known to be the one that we know.
+
+    Raises:
+        AdapterError: unsupported Snakemake version.
+    """
+    method = getattr(workflow, "_prepare_dag", None)
+    expected = {"nolock", "ignore_incomplete"}
+    attributes = ("is_main_process", "config_settings", "resource_settings", "_onstart", "_onerror")
+    if method is None or not expected <= inspect.signature(method).parameters.keys():
+        raise _unsupported()
+    if not all(hasattr(workflow, name) for name in attributes):
+        raise _unsupported()
+    return method
+
+
+def _unsupported() -> AdapterError:
+    return AdapterError(f"unsupported Snakemake version {snakemake_version}: marin_build needs {SNAKEMAKE_VERSIONS}")
+
+
+def _typed_settings(workflow: Any, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of `config` that comes from `--config`, and so wins over the environment.
+
+    Snakemake keeps a profile's `config:` in the same place; `--config` replaces that altogether.
+    """
+    if not workflow.is_main_process or not any(word in ("--config", "-C") for word in sys.argv):
+        return {}
+    return {key: config[key] for key in workflow.config_settings.config if key in config}
+
+
+@contextmanager
+def _clean_errors() -> Iterator[None]:
+    try:
+        yield
+    except MarinError as error:
+        raise AdapterError(str(error)) from None
+
+
+def _both(ours: Callable[[], None], theirs: Callable[[str], Any]) -> Callable[[str], None]:
+    def hook(log: str) -> None:
+        with _clean_errors():
+            ours()
+        theirs(log)
+
+    return hook
+
+
+def _spelled(value: Any) -> str:
+    """A value as YAML reads it back."""
+    text = json.dumps(value)
+    return value if isinstance(value, str) and yaml.safe_load(value) == value else text
+
+
+def _print_table(plan: Plan, members: int) -> None:
+    """On stderr, since stdout may be a picture."""
+    if not plan.runs:
+        return
+    width = max(len(str(target)) for target in plan.runs)
+    lines = [f"  {target!s:{width}}  {why}" for target, why in plan.runs.items()]
+    print("\n".join([f"{len(lines)} of {members} artifacts would be built:", *lines]), file=sys.stderr)
