@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import zlib
 from pathlib import Path
 
@@ -13,7 +14,8 @@ import zstandard
 from marin_build.artifact.digest import file_entries, list_files, root_digest
 from marin_build.data.mixture import block_counts
 from marin_build.recipe.dependencies import closure, unresolved, validation_sets
-from marin_build.recipe.load import RecipeBook
+from marin_build.recipe.document import parse_document
+from marin_build.recipe.load import RecipeBook, validate
 from marin_build.recipe.schema import CheckpointRecipe, LlamaModel
 from marin_build.recipe.target import Target, parse_target
 
@@ -89,6 +91,13 @@ def test_all_sets_of_a_checkpoint_use_its_tokenizer_and_vocabulary(target: Targe
         256 + sum(token is not None for token in specials) if tokenizer.method == "bytes" else tokenizer.vocabulary_size
     )
     assert recipe.model.vocab_size == size
+
+
+def test_the_examples_of_the_guide_are_valid() -> None:
+    examples = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "docs" / "recipes.md").read_text(), re.MULTILINE | re.DOTALL)
+    complete = [text for text in examples if "…" not in text and not text.startswith("#")]
+    for kind, text in zip(("raw", "tokenizers", "tokenized"), complete, strict=True):
+        validate(parse_document(text.encode(), "docs/recipes.md"), kind)
 
 
 # ---- the DCLM reproductions ------------------------------------------------------------------------------------------
