@@ -32,6 +32,7 @@ _WORDS |= dict.fromkeys(("", "~", "null", "Null", "NULL"))  # type: ignore[arg-t
 _HINTS = {
     "mapping values are not allowed in this context": "put quotes around text that holds ': ', and indent blocks alike",
     "did not find expected key": "indent the keys of one block alike",
+    "did not find expected <document start>": "begin the file's first key at the left margin",
     "did not find expected ',' or ']'": "close the list with ']'",
     "did not find expected ',' or '}'": "close the block with '}'",
 }
@@ -224,7 +225,8 @@ def dotted(path: Path) -> str:
     """`('data', 'train', 0)` as `data.train[0]`."""
     text = ""
     for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+        name = f"[{part}]" if isinstance(part, int) else part if part.isprintable() else repr(part)
+        text += f".{name}" if text and isinstance(part, str) else name
     return text if len(text) <= 200 else f"{text[:200]}…"
 
 

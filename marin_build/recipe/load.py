@@ -20,7 +20,7 @@ from marin_build.recipe.dependencies import closure, identity_dependencies
 from marin_build.recipe.document import MAX_BYTES, Document, dotted, parse_document
 from marin_build.recipe.problems import explain
 from marin_build.recipe.schema import SCHEMAS, Recipe
-from marin_build.recipe.target import KINDS, Target, is_target, parse_target
+from marin_build.recipe.target import KINDS, Target, is_target, parse_target, version_order
 
 ENDING = ".yaml"
 
@@ -105,27 +105,32 @@ class RecipeBook:
         return document.file
 
     def targets(self) -> list[Target]:
-        """All targets that have a recipe, sorted. Walks the tree: for lists and suggestions only."""
+        """All targets that have a recipe, by name, the newest version of each last. Walks the whole tree."""
         found = []
         for kind in KINDS:
             for folder, _, files in os.walk(self.folder / kind):
                 name = Path(folder).relative_to(self.folder).as_posix()
                 texts = (f"{name}/{file.removesuffix(ENDING)}" for file in files if file.endswith(ENDING))
                 found += [parse_target(text) for text in texts if is_target(text)]
-        return sorted(found)
+        return sorted(found, key=lambda target: (target.name, version_order(target.version), target.version))
 
     def suggest(self, text: str) -> str:
         """Lines of help for `text`, which names no recipe: what may have been meant, and where recipes are."""
         known = self.targets()
         if not known:
             return f"  no recipe is below {self.folder}/; run from the repository root, or set --config recipes=FOLDER"
-        name, _, version = text.strip("/").rpartition("/")
-        versions = [target.version for target in known if target.name == name]
-        if versions:
-            near = get_close_matches(version, versions, n=1) or versions[-1:]
-            return f"  did you mean {name}/{near[0]}?\n  versions of {name}: {', '.join(versions)}"
-        if meant := _near_targets(text.strip("/"), known):
-            return "\n".join(f"  did you mean {target}?" for target in meant)
+        versions: dict[str, list[str]] = {}
+        for target in known:
+            versions.setdefault(target.name, []).append(target.version)
+        typed = text.strip("/")
+        name, _, version = ("", "", typed) if typed in versions else typed.rpartition("/")
+        name = name or typed
+        if name in versions:
+            return (
+                f"  did you mean {name}/{_nearest(version, versions[name])}?\n  versions: {', '.join(versions[name])}"
+            )
+        if names := _near_names(name, typed, list(versions)):
+            return "\n".join(f"  did you mean {near}/{_nearest(version, versions[near])}?" for near in names)
         return f"  recipes are in {self.folder}/; `marin-build status` lists them"
 
     def _no_recipe(self, target: Target) -> RecipeError:
@@ -150,10 +155,12 @@ def validate(document: Document, kind: str) -> Recipe:
     return recipe  # type: ignore[no-any-return]
 
 
-def _near_targets(text: str, known: list[Target]) -> list[Target]:
-    """Up to three: the same name under another kind or group first, then the nearest spelling."""
-    by_text = {str(target): target for target in known}
-    ends = [
-        target for shown, target in by_text.items() if shown.endswith(f"/{text}") or target.name.endswith(f"/{text}")
-    ]
-    return (ends or [by_text[near] for near in get_close_matches(text, by_text, n=3, cutoff=0.7)])[:3]
+def _nearest(version: str, versions: list[str]) -> str:
+    """The version that was meant, or else the newest."""
+    return (get_close_matches(version, versions, n=1) or versions[-1:])[0]
+
+
+def _near_names(name: str, typed: str, names: list[str]) -> list[str]:
+    """Up to three: the same name below another kind or group first, then the nearest spelling."""
+    ends = [known for known in names if known.endswith((f"/{name}", f"/{typed}"))]
+    return (ends or get_close_matches(name, names, n=3, cutoff=0.75))[:3]

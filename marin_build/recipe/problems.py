@@ -103,6 +103,10 @@ class _Tree:
         missing = [name for name in names if name not in self._mapping(path[:-1])]
         if near := get_close_matches(key, missing, n=1) or get_close_matches(key, names, n=1):
             return Problem(line, path, f"unknown key; did you mean {near[0]!r}?", details, (*path[:-1], near[0]))
+        required = [name for name in self._at(path[:-1]).get("required", []) if name in missing]
+        if len(required) == 1 and not any(home[-1] == key for home in self._homes((), self._schema)):
+            text = f"unknown key; did you mean {required[0]!r}, which is missing?"
+            return Problem(line, path, text, details, (*path[:-1], required[0]))
         if len(homes := [home for home in self._homes((), self._schema) if home[-1] == key]) == 1:
             block = dotted(homes[0][:-1])
             place = f"in the block {block!r}" if block else "at the top level"

@@ -93,6 +93,11 @@ def check_version(version: str, shown: str) -> None:
             ) from None
 
 
+def version_order(version: str) -> tuple[int, ...]:
+    """A sort key: mutable versions first, then by date and number, the newest last."""
+    return () if version.endswith("dev") else tuple(int(part) for part in version.split("."))
+
+
 def is_target(text: str) -> bool:
     try:
         parse_target(text)
