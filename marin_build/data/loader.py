@@ -1,0 +1,182 @@
+"""Batches of tokens. A training batch is a function of (recipe, step): resuming is knowing the step.
+
+Row r of step s is sequence s × global batch + r of the mixture's order, whoever asks for it: hosts take slices of the
+rows, so the data order depends neither on their number nor on the devices. Nothing is kept between calls but a plan of
+the sequences around the last one read, which changes speed only.
+
+Shapes: B rows, T tokens that are predicted, T + 1 tokens a row (inputs are [:, :-1], targets are [:, 1:]).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from marin_build.data.mixture import Component, Mixture, block_counts
+from marin_build.data.shuffle import Integers
+from marin_build.data.windows import Tokens, TokenSet, WindowReader, token_count
+from marin_build.errors import RequestError
+
+ORDER_VERSION = 1
+"""Raised when the same recipe would be read in another order."""
+PLANNED_SEQUENCES = 16384
+"""Sequences planned at once, at least: a few milliseconds; a quarter of it costs a tenth of the loader's speed."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of one batch, in numpy."""
+
+    tokens: Tokens
+    """[B, T + 1] int32."""
+    segment_ids: Tokens | None
+    """[B, T + 1] int32: the document of each token, numbered from 0 within the row; None: rows are not told apart."""
+    mask: npt.NDArray[np.bool_] | None
+    """[B, T]: targets that count; None: all of them."""
+
+
+class TrainingLoader:
+    """Batches of a weighted mixture of token sets, without end: each set starts a new epoch when it is used up.
+
+    Raises:
+        RequestError: a weight, block or sequence length that does not fit the data.
+    """
+
+    def __init__(
+        self,
+        sets: Mapping[str, TokenSet],
+        weights: Mapping[str, float],
+        *,
+        sequence_length: int,
+        mixture_block: int,
+        global_batch_size: int,
+        seed: int,
+        segments: bool,
+    ) -> None:
+        counts = block_counts(weights, mixture_block)
+        used = [sets[name] for name in counts]
+        self._tokens = {name: token_count(sets[name]) for name in counts}
+        self._sequence_length, self._global_batch_size = sequence_length, global_batch_size
+        self.mixture = Mixture(
+            tuple(
+                Component(name, count, _windows_in(name, self._tokens[name], sequence_length))
+                for name, count in counts.items()
+            ),
+            seed,
+        )
+        self._reader = WindowReader(used, sequence_length, segments=segments)
+        self._blocks_a_span = -(-PLANNED_SEQUENCES // mixture_block)
+        self._planned: tuple[int, Integers] = (-1, np.empty((6, 0), dtype=np.int64))
+
+    def batch(self, step: int, rows: slice | None = None) -> Batch:
+        """The batch of `step`, from 0; with `rows` only those of its rows, for one host of several."""
+        tokens, segment_ids = self._reader.read(self._places(step, rows))
+        return Batch(tokens, segment_ids, None)
+
+    def sources(self, step: int, rows: slice | None = None) -> list[tuple[str, int]]:
+        """Where each row of a batch comes from: the set, and the window of it, which begins at token window × T."""
+        set_numbers, windows = self._places(step, rows)[:2].tolist()
+        names = [component.name for component in self.mixture.components]
+        return [(names[number], window) for number, window in zip(set_numbers, windows, strict=True)]
+
+    def epochs(self, steps: int) -> dict[str, float]:
+        """How often a run of `steps` steps reads each set; 1.0 is once. Sets of weight 0 are left out."""
+        seen = self.sequences_seen(steps)
+        return {component.name: seen[component.name] / component.windows for component in self.mixture.components}
+
+    def sequences_seen(self, step: int) -> dict[str, int]:
+        """Sequences of each set in the batches before `step`."""
+        return self.mixture.drawn(step * self._global_batch_size)
+
+    @property
+    def plan_digest(self) -> str:
+        """Hash of all that determines which tokens of which set are in which row of which step, as 32 hex digits.
+
+        A checkpoint keeps it, so that a resumed run can tell that it would read other data. It knows the sizes of the
+        sets, not their content: that is the business of the artifacts' digests.
+        """
+        plan = {
+            "order_version": ORDER_VERSION,
+            "seed": self.mixture.seed,
+            "sequence_length": self._sequence_length,
+            "global_batch_size": self._global_batch_size,
+            "components": [[c.name, c.count, self._tokens[c.name]] for c in self.mixture.components],
+        }
+        return xxhash.xxh3_128_hexdigest(json.dumps(plan, sort_keys=True, ensure_ascii=True).encode())
+
+    def _places(self, step: int, rows: slice | None) -> Integers:
+        """Places [6, B] of a batch's rows, from the plans of the spans that they fall into."""
+        if step < 0:
+            raise ValueError(f"step {step} is negative")
+        sequences = step * self._global_batch_size + _row_numbers(self._global_batch_size, rows)
+        span_length = self._blocks_a_span * self.mixture.block
+        spans = sequences // span_length
+        places = np.empty((6, len(sequences)), dtype=np.int64)
+        for span in np.unique(spans).tolist():
+            here = spans == span
+            places[:, here] = self._places_of_span(span)[:, sequences[here] - span * span_length]
+        return places
+
+    def _places_of_span(self, span: int) -> Integers:
+        """Places [6, span length] of a span, which is some whole blocks. The last one is kept, safely for threads."""
+        planned, places = self._planned
+        if planned != span:
+            places = self._reader.places(*self.mixture.plan(span * self._blocks_a_span, self._blocks_a_span))
+            self._planned = (span, places)
+        return places
+
+
+class ValidationLoader:
+    """A token set once, in order: every token but the first is a target exactly once.
+
+    All batches have the same shape; what is missing in the last is padding, masked.
+
+    Raises:
+        RequestError: a set of fewer than two tokens, which has no target.
+    """
+
+    def __init__(self, token_set: TokenSet, *, sequence_length: int, batch_size: int, segments: bool) -> None:
+        self.targets = token_count(token_set) - 1
+        """Tokens that are predicted, in all."""
+        if self.targets < 1:
+            raise RequestError(f"a validation set needs at least 2 tokens, this one has {self.targets + 1}")
+        self._sequence_length, self._batch_size = sequence_length, batch_size
+        self._reader = WindowReader([token_set], sequence_length, segments=segments)
+
+    def __len__(self) -> int:
+        """Batches."""
+        return -(-self.targets // (self._sequence_length * self._batch_size))
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (self.batch(number) for number in range(len(self)))
+
+    def batch(self, number: int, rows: slice | None = None) -> Batch:
+        """Batch `number`, from 0; with `rows` only those of its rows, for one host of several."""
+        windows = number * self._batch_size + _row_numbers(self._batch_size, rows)
+        targets = np.clip(self.targets - windows * self._sequence_length, 0, self._sequence_length)
+        last = (self.targets - 1) // self._sequence_length
+        places = self._reader.places(np.zeros_like(windows), np.minimum(windows, last))
+        tokens, segment_ids = self._reader.read(places)
+        tokens[windows > last] = 0
+        if segment_ids is not None:
+            segment_ids[windows > last] = 0
+        return Batch(tokens, segment_ids, np.arange(self._sequence_length) < targets[:, None])
+
+
+def _row_numbers(batch_size: int, rows: slice | None) -> Integers:
+    return np.arange(batch_size)[slice(None) if rows is None else rows]
+
+
+def _windows_in(name: str, tokens: int, sequence_length: int) -> int:
+    windows = (tokens - 1) // sequence_length
+    if windows < 1:
+        raise RequestError(
+            f"data.sequence_length: {sequence_length} is longer than the data of {name!r}, which has {tokens} tokens\n"
+            f"  a sequence takes {sequence_length + 1}: shorten data.sequence_length, add text, or set the weight to 0"
+        )
+    return windows
