@@ -1,0 +1,168 @@
+"""What `marin-build` shows to people: states, reasons, records and verifications as tables in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from marin_build.artifact.examine import State, Status
+from marin_build.artifact.provenance import code_changed
+from marin_build.artifact.record import Record
+from marin_build.artifact.verify import Report
+
+COLOURS = {
+    State.missing: "dim",
+    State.partial: "yellow",
+    State.building: "cyan",
+    State.finished: "green",
+    State.drifted: "red",
+    State.outdated: "yellow",
+    State.damaged: "bold red",
+}
+FILES_SHOWN = 12
+
+
+def console() -> Console:
+    """Without colours and as wide as its content when the output is a file or a pipe."""
+    out = Console(highlight=False)
+    return out if out.is_terminal else Console(highlight=False, width=10_000, soft_wrap=True)
+
+
+def show_states(statuses: Sequence[Status]) -> None:
+    table = _table("target", "state", "bytes", "finished", "digest")
+    for status in statuses:
+        record = status.record
+        table.add_row(
+            escape(str(status.target)),
+            f"[{COLOURS[status.state]}]{status.state}[/]",
+            readable_bytes(sum(entry["bytes"] for entry in record.files)) if record else "",
+            escape(str(record.provenance.get("finished", ""))[:16].replace("T", " ")) if record else "",
+            record.digest[:12] if record else "",
+        )
+    console().print(table)
+
+
+def show_reasons(statuses: Iterable[Status]) -> None:
+    """Every target with what a plain run would do with it, and why; changes of code are told but rebuild nothing."""
+    out = console()
+    for status in statuses:
+        out.print(
+            f"[bold]{escape(str(status.target))}[/]  [{COLOURS[status.state]}]{status.state}[/]: {_verdict(status)}"
+        )
+        for reason in status.reasons:
+            out.print(f"  {escape(reason)}")
+        for note in code_notes(status.record) if status.record else ():
+            out.print(f"  [dim]{escape(note)} (this alone rebuilds nothing)[/]")
+
+
+def code_notes(record: Record) -> list[str]:
+    """How the code of now differs from the code that made the artifact: modules of ours, versions of packages."""
+    notes = ["the modules of marin_build that made it have changed since"] if code_changed(record.provenance) else []
+    for package, old in record.provenance.get("packages", {}).items():
+        try:
+            new = version(package)
+        except PackageNotFoundError:
+            continue
+        if new != old:
+            notes.append(f"made with {package} {old}; {new} is installed now")
+    return notes
+
+
+def _verdict(status: Status) -> str:
+    if status.needs_build:
+        return "would be built"
+    return {
+        State.building: "somebody builds it now",
+        State.drifted: "a build stops here: the recipe changed under the same version",
+        State.outdated: "kept; -F rebuilds it",
+    }.get(status.state, "nothing to do")
+
+
+def show_record(record: Record, folder: Path, status: Status) -> None:
+    out = console()
+    out.print(
+        f"[bold]{escape(str(record.target))}[/]  [{COLOURS[status.state]}]{status.state}[/]  {escape(str(folder))}"
+    )
+    for reason in status.reasons:
+        out.print(f"  {escape(reason)}")
+    facts = _table("", "")
+    facts.add_row("fingerprint", record.fingerprint)
+    facts.add_row("digest", record.digest)
+    for entry in (*record.dependencies, *record.measured):
+        facts.add_row(
+            "made from" if entry in record.dependencies else "measured on", f"{entry['name']}/{entry['version']}"
+        )
+    for key, value in record.provenance.items():
+        facts.add_row(escape(str(key)), escape(_short(value)))
+    for entry in record.accepted:
+        facts.add_row("accepted", escape(f"{entry['reason']} ({entry['user']}, {entry['time']})"))
+    out.print(facts)
+    _show_metrics(out, record)
+    _show_files(out, record)
+
+
+def _show_metrics(out: Console, record: Record) -> None:
+    if record.metrics:
+        table = _table("metric", "final value")
+        for name, value in sorted(record.metrics.items()):
+            table.add_row(
+                escape(name),
+                f"{value:,.6g}"
+                if isinstance(value, float)
+                else escape(f"{value:,}" if isinstance(value, int) else str(value)),
+            )
+        out.print(table)
+
+
+def _show_files(out: Console, record: Record) -> None:
+    table = _table("file", "bytes", "xxh3_128")
+    for entry in record.files[:FILES_SHOWN]:
+        table.add_row(escape(entry["path"]), f"{entry['bytes']:,}", entry["xxh3_128"])
+    out.print(table)
+    if len(record.files) > FILES_SHOWN:
+        out.print(f"and {len(record.files) - FILES_SHOWN} more files; --json lists all")
+
+
+def show_verification(report: Report) -> None:
+    out = console()
+    depth = "every byte of" if report.full else "presence and size of"
+    verdict = "[green]all is well[/]" if report.ok else f"[bold red]{len(report.problems)} problems[/]"
+    out.print(
+        f"[bold]{escape(str(report.target))}[/]: {verdict} "
+        f"({depth} {report.files:,} files, {readable_bytes(report.bytes)})"
+    )
+    for problem in report.problems:
+        out.print(f"  {escape(str(problem))}")
+    if report.foreign:
+        out.print(
+            f"  [dim]{len(report.foreign)} files that no record names: {escape(', '.join(report.foreign[:5]))}[/]"
+        )
+    if not report.ok:
+        out.print(f"  to repair it: snakemake {escape(str(report.target))}")
+
+
+def readable_bytes(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def _short(value: Any) -> str:
+    text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
+    return text if len(text) <= 200 else text[:199] + "…"
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=None, show_header=any(headings), header_style="bold", pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, overflow="fold", justify="right" if heading == "bytes" else "left")
+    return table
