@@ -85,15 +85,13 @@ class Build:
         return f"(?={kind}/){TARGET_PATTERN}"
 
     def dependencies(self, wildcards: Any) -> list[str]:
-        """Records that must be there before a target is built; of a finished one, those that happen to be there.
+        """Records that must be there before a target is built; of one that stays as it is, those that are there.
 
-        They are `ancient`: neither their age nor their being rebuilt makes anything run.
+        They are `ancient`, so that neither age nor a rebuild upstream makes anything run; except between two targets
+        that both run, because Snakemake drops a job that it would only run for its own sake behind an ancient input.
         """
-        target = parse_target(wildcards.target)
-        found = self._needs(target)
-        if self._workflow.is_main_process and target not in self._plan.runs:
-            found = [need for need in found if self._status(need).record is not None]
-        return ancient([record(need) for need in found])
+        files = {need: record(need) for need in self._inputs(parse_target(wildcards.target))}
+        return [file if need in self._plan.runs else ancient(file) for need, file in files.items()]
 
     def cores(self, wildcards: Any) -> int:
         """All cores of this run: a job that fills the machine runs alone."""
@@ -136,8 +134,9 @@ class Build:
         needed = {target: self._needs(target) for target in order}
         self._plan = decide(list(self._statuses.values()), needed, typed, forced_targets)
         settings.forcerun = [*settings.forcerun, *map(record, self._mirrored_but_run())]
+        edges = {target: self._inputs(target) for target in order}
         left = restrict(
-            self._plan, needed, self._members(meant["until"], order), self._members(meant["omit_from"], order)
+            self._plan, edges, self._members(meant["until"], order), self._members(meant["omit_from"], order)
         )
         if workflow.dryrun:
             _print_table(left, len(order))
@@ -145,7 +144,7 @@ class Build:
             self._begin(left, order)
 
     def _translate(self) -> dict[str, list[Target | str]]:
-        """What was typed, by option: artifacts, which Snakemake is given as records, and names of rules and files."""
+        """What was typed, by option: artifacts, which Snakemake is given as records, and names of rules and of other files."""
         meant: dict[str, list[Target | str]] = {"prioritytargets": []}
         options = [(self._workflow.dag_settings, name) for name in ("targets", "forcerun", "until", "omit_from")]
         if self._workflow.scheduling_settings is not None:
@@ -156,7 +155,7 @@ class Build:
         return meant
 
     def _meant(self, typed: str, option: str) -> Target | str:
-        """An artifact, or what is none: the name of a rule or an ordinary file.
+        """An artifact, or what is none: the name of a rule, or a file that another rule makes.
 
         Raises:
             RequestError: neither; with what may have been meant.
@@ -171,7 +170,7 @@ class Build:
             target = parse_target(name)
             self._book.load(target)
             return target
-        if os.path.isfile(typed) or self._producers(typed):
+        if self._producers(typed):
             return typed
         try:
             parse_target(name)
@@ -209,6 +208,13 @@ class Build:
         """Targets that run although their record, and so its mirror, is there, or although nothing asks for them."""
         statuses = (self._statuses[target] for target in self._plan.runs)
         return [s.target for s in statuses if s.record is not None or s.state is State.damaged]
+
+    def _inputs(self, target: Target) -> list[Target]:
+        """What a target is joined to in the graph: what runs is never upstream of what stays as it is."""
+        needed = self._needs(target)
+        if target in self._plan.runs or not self._workflow.is_main_process:
+            return needed
+        return [n for n in needed if n not in self._plan.runs and self._status(n).record is not None]
 
     def _needs(self, target: Target) -> list[Target]:
         return [parse_target(text) for text in needs(self._book.load(target))]
