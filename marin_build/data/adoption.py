@@ -1,0 +1,80 @@
+"""Files of an existing tokenizer: on this machine, pinned by digest, or on the Hugging Face hub, pinned by commit.
+
+A commit names its content, so nothing else pins a hub source. The hub's client keeps its cache, its token and its
+environment variables (HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from marin_build.artifact.context import BuildContext
+from marin_build.data.sources import glob_expression, source_files
+from marin_build.errors import MarinError, RequestError
+from marin_build.recipe.schema import FilesSource, HuggingFaceSource
+
+
+def adopted_files(context: BuildContext, source: FilesSource | HuggingFaceSource) -> dict[str, Path]:
+    """The files of the source by their last name.
+
+    Raises:
+        RequestError: no such file, repository or commit, no access, or other bytes than pinned.
+        MarinError: the hub cannot be reached.
+    """
+    if isinstance(source, HuggingFaceSource):
+        found = _hub_files(context, source)
+    else:
+        found = [(file.name, file.path) for file in source_files(context, source)]
+    by_name: dict[str, Path] = {}
+    for name, path in found:
+        if by_name.setdefault(name.rpartition("/")[2], path) != path:
+            raise RequestError(f"{context.target}: tokenizer.source has two files named {path.name}; narrow its files")
+    return by_name
+
+
+def _hub_files(context: BuildContext, source: HuggingFaceSource) -> list[tuple[str, Path]]:
+    folder = _snapshot(context, source)
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    chosen: dict[str, Path] = {}
+    for pattern in source.files:
+        matched = list(filter(glob_expression(pattern).fullmatch, names))
+        if not matched:
+            raise RequestError(f"{context.target}: {_place(source)} has no file that matches {pattern!r}")
+        chosen |= {name: folder / name for name in matched}
+    return list(chosen.items())
+
+
+def _snapshot(context: BuildContext, source: HuggingFaceSource) -> Path:
+    """Folder of the hub client's cache that holds at least the files asked for."""
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    place = _place(source)
+    context.logger.info(f"fetching {', '.join(source.files)} of {place}")
+    # The hub's patterns have no "any number of folders"; what they give too much is left out by the caller.
+    patterns = [*source.files, *(pattern.replace("**/", "") for pattern in source.files)]
+    try:
+        folder = huggingface_hub.snapshot_download(source.id, revision=source.revision, allow_patterns=patterns)
+    except errors.GatedRepoError:
+        raise RequestError(
+            f"{context.target}: {place} is gated and this account has no access to it\n"
+            f"  accept its terms on the page of {source.id}, then set HF_TOKEN, or run: hf auth login"
+        ) from None
+    except errors.RevisionNotFoundError:
+        raise RequestError(f"{context.target}: {source.id} has no commit {source.revision}") from None
+    except errors.RepositoryNotFoundError:
+        raise RequestError(
+            f"{context.target}: there is no repository {source.id} on the hub, or this account may not see it\n"
+            "  if it is private, set HF_TOKEN, or run: hf auth login"
+        ) from None
+    except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, OSError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise MarinError(
+            f"{context.target}: {place} is not in the local cache and the hub cannot be reached: {reason}\n"
+            "  without a network: copy the files here and name them in a source of type files"
+        ) from error
+    return Path(folder)
+
+
+def _place(source: HuggingFaceSource) -> str:
+    return f"{source.id} at {source.revision}"

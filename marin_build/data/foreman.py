@@ -1,0 +1,152 @@
+"""The foreman: hands out the work of tokenizing, commits shards as they come, and takes files in their order.
+
+Workers run ahead of that order; what counts, fails or is reported follows it, so the result and the error are those of
+a single process.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+from typing import Any
+
+from marin_build.artifact.context import BuildContext
+from marin_build.data.crew import Crew, Ended, Failed, Key
+from marin_build.data.durable import commit
+from marin_build.data.ledger import ContentDigest, rejections_of, write_sidecar
+from marin_build.data.part import Assignment, bad_count, bad_documents
+from marin_build.data.progress import Progress
+from marin_build.data.shards import Shard
+from marin_build.data.sources import SourceFile
+from marin_build.data.workshop import Advanced, Complete, Cut, FileRange, Made, Message, WholeFile
+from marin_build.errors import Stopped
+
+POLL_SECONDS = 0.2
+
+
+@dataclass
+class _FileState:
+    sidecars: dict[int, dict[str, Any]] = field(default_factory=dict)
+    shards: int | None = None
+    """How many it has, once that is known."""
+
+    @property
+    def complete(self) -> bool:
+        return self.shards is not None and len(self.sidecars) >= self.shards
+
+
+class Foreman:
+    """Runs a crew until all files are taken, or as many as a token budget needs."""
+
+    def __init__(
+        self,
+        context: BuildContext,
+        assignment: Assignment,
+        files: list[SourceFile],
+        budget: int | None,
+        crew: Crew,
+        progress: Progress,
+    ) -> None:
+        self._context, self._assignment, self._files, self._budget = context, assignment, files, budget
+        self._crew, self._progress = crew, progress
+        self.processes, self.policy = crew.size, assignment.policy
+        self._states: dict[int, _FileState] = {}
+        """Files that were started and not taken yet."""
+        self._started = 0
+        self._running: set[Key] = set()
+        self._waiting: list[tuple[Key, FileRange]] = []
+        self._failure: tuple[Key, Exception] | None = None
+        self.files_taken = 0
+        self.sidecars: list[dict[str, Any]] = []
+        """Of the files taken, in their order."""
+        self.tokens = self._bad = self.kept = self.made = 0
+        self.content = ContentDigest()
+
+    @property
+    def budget_met(self) -> bool:
+        return self._budget is not None and self.tokens >= self._budget
+
+    def run(self) -> None:
+        while self.files_taken < len(self._files) and not self.budget_met:
+            if self._context.stop_requested():
+                raise Stopped(
+                    f"stopped by a signal; {self.made + self.kept:,} shards are kept, the same command goes on"
+                )
+            self._hand_out()
+            for key, message in self._crew.receive(POLL_SECONDS):
+                self._note(key, message)
+            self._take()
+            self._raise_failure()
+
+    def _hand_out(self) -> None:
+        while self._crew.has_room() and (entry := self._next_job()):
+            self._running.add(entry[0])
+            self._crew.start(*entry)
+
+    def _next_job(self) -> tuple[Key, WholeFile | FileRange] | None:
+        if self._failure:  # only what comes before it still matters
+            return heapq.heappop(self._waiting) if self._waiting and self._waiting[0][0] < self._failure[0] else None
+        if self._waiting:
+            return heapq.heappop(self._waiting)
+        if self._started == len(self._files) or self._enough_is_made():
+            return None
+        number, self._started = self._started, self._started + 1
+        self._states[number] = _FileState()
+        return (number, -1), WholeFile(self._files[number])
+
+    def _enough_is_made(self) -> bool:
+        """Whether the files that were started hold the budget already, so that the next one cannot be needed."""
+        ahead = sum(sidecar["tokens"] for state in self._states.values() for sidecar in state.sidecars.values())
+        return self._budget is not None and self.tokens + ahead >= self._budget
+
+    def _note(self, key: Key, message: Message | Ended) -> None:
+        match message:
+            case Advanced():
+                self._progress.add(message.bytes, message.tokens, message.kept)
+            case Made():
+                self._commit(message)
+                self._states[key[0]].sidecars[message.sidecar["number"]] = message.sidecar
+            case Cut():
+                self._states[key[0]].shards = len(message.ranges)
+                for part in message.ranges:
+                    heapq.heappush(self._waiting, ((key[0], part.number), part))
+            case Complete():
+                self._states[key[0]].shards = message.shards
+            case Ended():
+                self._running.discard(key)
+        if isinstance(message, Failed) and (self._failure is None or key < self._failure[0]):
+            self._failure = key, message.error
+
+    def _commit(self, message: Made) -> None:
+        if message.kept:
+            self.kept += 1
+            return
+        self._context.check_lease()
+        commit(self._context.folder / message.sidecar["file"])
+        write_sidecar(self._context.folder, message.sidecar)
+        self.made += 1
+
+    def _take(self) -> None:
+        """Count the files that are complete, as far as none before them is missing and the budget is not met."""
+        while (state := self._states.get(self.files_taken)) and state.complete and not self.budget_met:
+            for number in range(state.shards or 0):
+                self._take_shard(state.sidecars[number])
+            del self._states[self.files_taken]
+            self.files_taken += 1
+
+    def _take_shard(self, sidecar: dict[str, Any]) -> None:
+        self.sidecars.append(sidecar)
+        self.tokens += sidecar["tokens"]
+        self._bad += bad_count(sidecar)
+        if self._bad > self._assignment.max_bad_documents:
+            raise bad_documents(self._assignment, self._bad, rejections_of(self.sidecars))
+        self.content.add(Shard(self._context.folder / sidecar["file"], sidecar["tokens"], sidecar["documents"]))
+
+    def _raise_failure(self) -> None:
+        """Raise what went wrong once all work before it is done and it is still needed: always the same error."""
+        if self._failure is None or self.budget_met:
+            return
+        key, error = self._failure
+        earlier = [*self._running, *(entry[0] for entry in self._waiting)]
+        if key[0] == self.files_taken and not any(other < key for other in earlier):
+            raise error

@@ -1,0 +1,160 @@
+"""What is written beside the shards: a sidecar for each, and for the set the ledger and the two files of `datasets`.
+
+A shard of an earlier attempt is kept only if the stamp in its sidecar says that it would come out the same, and size
+and digest say that it is intact. The stamp covers what decides the bytes of a shard and nothing else: no host, time,
+number of processes or library version. Sidecars have a checksum of their own, since nothing else guards them until the
+artifact's record is written.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from marin_build.artifact.digest import hash_bytes, hash_file
+from marin_build.data.durable import json_bytes, write_whole
+from marin_build.data.shards import FORMAT, LEDGER, Shard, id_type
+from marin_build.data.sources import SourceFile
+from marin_build.recipe.schema import JsonLines, PlainText
+
+STATE, DATASET_INFO = "state.json", "dataset_info.json"
+LISTED_REJECTIONS = 20
+"""The first rejections of a shard that its sidecar lists, and five times as many of all in the ledger."""
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What decides the ids of a text and the edges of the shards."""
+
+    tokenizer_digest: str
+    vocabulary_size: int
+    bos_id: int | None
+    """Put before every document; none: nothing is."""
+    eos_id: int | None
+    """Put after every document; none: nothing is."""
+    format: JsonLines | PlainText
+    shard_bytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**self.__dict__, "format": self.format.model_dump()}
+
+
+def stamp(policy: Policy, file: SourceFile, number: int) -> str:
+    """Digest of all that decides the bytes of the shard of this number of a source file."""
+    source = {"name": file.name, "bytes": file.bytes, "xxh3_128": file.digest, "number": number}
+    return hash_bytes(json_bytes({"format": FORMAT, "policy": policy.to_dict(), "source": source}))
+
+
+def shard_file(name: str, number: int) -> str:
+    """File name of the shard of this number of the source file `name`; a function of these two alone."""
+    return f"{shard_stem(name)}-{number:05d}.arrow"
+
+
+def shard_stem(name: str) -> str:
+    """The source file's name, or where that makes no good file name, what is readable of it and a hash."""
+    if _PLAIN_NAME.fullmatch(name):
+        return name
+    readable = re.sub(r"[^A-Za-z0-9.-]", "_", name)[-80:].lstrip("._-")
+    return f"{readable}-{hash_bytes(name.encode())[:8]}"
+
+
+def rejections_of(sidecars: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The first bad documents of these shards, with the file of each."""
+    listed = [{"file": s["source"]["file"], **rejection} for s in sidecars for rejection in s["rejections"]]
+    return listed[: 5 * LISTED_REJECTIONS]
+
+
+# ---- sidecars --------------------------------------------------------------------------------------------------------
+
+
+def sidecar_of(shard: Path) -> Path:
+    return shard.with_suffix(".json")
+
+
+def write_sidecar(folder: Path, sidecar: dict[str, Any]) -> None:
+    body = {**sidecar, "checksum": hash_bytes(json_bytes(sidecar))}
+    write_whole(sidecar_of(folder / sidecar["file"]), json_bytes(body))
+
+
+def read_sidecar(folder: Path, policy: Policy, file: SourceFile, number: int) -> dict[str, Any] | None:
+    """The sidecar of an intact shard of an earlier attempt, as it would come out again; None where there is none."""
+    shard = folder / shard_file(file.name, number)
+    try:
+        sidecar = json.loads(sidecar_of(shard).read_bytes())
+        checksum = sidecar.pop("checksum")
+    except (OSError, ValueError, KeyError, AttributeError):
+        return None  # missing or damaged: the shard is made again
+    if checksum != hash_bytes(json_bytes(sidecar)) or sidecar["stamp"] != stamp(policy, file, number):
+        return None
+    return sidecar if is_intact(folder, sidecar) else None
+
+
+def is_intact(folder: Path, sidecar: dict[str, Any]) -> bool:
+    path = folder / sidecar["file"]
+    if not path.is_file() or path.stat().st_size != sidecar["bytes"]:
+        return False
+    return hash_file(path) == (sidecar["bytes"], sidecar["xxh3_128"])
+
+
+# ---- the whole set ---------------------------------------------------------------------------------------------------
+
+
+class ContentDigest:
+    """Digest of ids and document lengths in their order: the same however they are cut into shards."""
+
+    def __init__(self) -> None:
+        self._ids, self._lengths = xxhash.xxh3_128(), xxhash.xxh3_128()
+
+    def add(self, shard: Shard) -> None:
+        lengths = shard.offsets[1:] - shard.offsets[:-1]
+        self._ids.update(memoryview(shard.ids))
+        self._lengths.update(memoryview(lengths.astype("<i8")))
+
+    def hexdigest(self) -> str:
+        return hash_bytes(self._ids.digest() + self._lengths.digest())
+
+
+def write_ledger(
+    folder: Path, sidecars: Sequence[dict[str, Any]], content_digest: str, facts: dict[str, Any]
+) -> dict[str, Any]:
+    """Write the two files of `datasets` and then the ledger, whose presence means that the set is complete."""
+    shards = [{key: s[key] for key in ("file", "documents", "tokens", "bytes", "xxh3_128", "source")} for s in sidecars]
+    ledger = {
+        "format": FORMAT,
+        **facts,
+        "shards": shards,
+        "totals": {key: sum(s[key] for s in sidecars) for key in ("documents", "tokens", "bytes", "text_bytes")},
+        "max_id": max((s["max_id"] for s in sidecars), default=-1),
+        "skipped": dict(sum((Counter(s["skipped"]) for s in sidecars), Counter())),
+        "rejections": rejections_of(sidecars),
+        "content_digest": content_digest,
+        "digest": hash_bytes(json_bytes([(s["file"], s["bytes"], s["xxh3_128"]) for s in sidecars])),
+    }
+    _write_datasets_files(folder, ledger, facts["tokenizer"]["vocabulary_size"])
+    write_whole(folder / LEDGER, json_bytes(ledger, indent=1))
+    return ledger
+
+
+def _write_datasets_files(folder: Path, ledger: dict[str, Any], vocabulary_size: int) -> None:
+    """What `datasets.load_from_disk` needs to open the folder as one Dataset."""
+    state = {
+        "_data_files": [{"filename": shard["file"]} for shard in ledger["shards"]],
+        "_fingerprint": ledger["content_digest"][:16],
+        "_format_columns": None,
+        "_format_kwargs": {},
+        "_format_type": None,
+        "_output_all_columns": False,
+        "_split": None,
+    }
+    ids = {"feature": {"dtype": id_type(vocabulary_size).name, "_type": "Value"}, "_type": "List"}
+    info = {"features": {"input_ids": ids}, "citation": "", "description": "", "homepage": "", "license": ""}
+    write_whole(folder / STATE, json_bytes(state))
+    write_whole(folder / DATASET_INFO, json_bytes(info))

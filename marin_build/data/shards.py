@@ -1,0 +1,155 @@
+"""Shards: documents as token ids in Arrow files that Hugging Face `datasets` opens, and a folder of them.
+
+A shard is an Arrow IPC *stream* (the form that `Dataset.from_file` maps into memory), uncompressed, with one record
+batch and one column `input_ids`; a row is a document with its special tokens. The flat ids are the list's values, and
+the document starts are its offsets, so reading copies nothing.
+
+Shapes: N documents and T ids of a shard.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow
+
+from marin_build.data.encoder import offsets_of
+from marin_build.errors import DamageError, RequestError
+
+LEDGER = "ledger.json"
+FORMAT = 1
+"""Version of the layout of a token set; part of every stamp."""
+MAX_TOKENS = (1 << 31) - 1
+"""Offsets are 32-bit: the form that `datasets` reads without copying."""
+UINT16_IDS = 1 << 16
+
+
+def id_type(vocabulary_size: int) -> np.dtype:
+    """uint16 where all ids fit, which halves disk and page cache; else int32, which torch and JAX take as it is."""
+    return np.dtype(np.uint16 if vocabulary_size <= UINT16_IDS else np.int32)
+
+
+def write_shard(path: str | Path, ids: np.ndarray, lengths: np.ndarray) -> None:
+    """Write ids [T] (uint16 or int32) of N documents with these lengths [N] as a shard; equal input, equal bytes.
+
+    Raises:
+        ValueError: the lengths do not add up, or the ids have another type.
+        RequestError: more ids than a shard can hold.
+    """
+    with open(path, "wb") as file:
+        write_stream(file, ids, lengths)
+
+
+def write_stream(file: BinaryIO, ids: np.ndarray, lengths: np.ndarray) -> None:
+    """`write_shard` into an open file."""
+    if ids.dtype not in (np.uint16, np.int32) or ids.shape != (int(lengths.sum()),):
+        raise ValueError(f"ids {ids.dtype} {ids.shape} do not fit lengths that add up to {int(lengths.sum())}")
+    if len(ids) > MAX_TOKENS:
+        raise RequestError(f"a shard would hold {len(ids):,} ids; at most {MAX_TOKENS:,} fit: lower shard_bytes")
+    offsets = offsets_of(lengths).astype(np.int32)
+    column = pyarrow.ListArray.from_arrays(pyarrow.array(offsets), pyarrow.array(ids))
+    batch = pyarrow.record_batch([column], names=["input_ids"])
+    with pyarrow.ipc.new_stream(file, batch.schema) as stream:
+        stream.write_batch(batch)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One shard, mapped into memory at first use; the arrays are read-only views of the file."""
+
+    path: Path
+    tokens: int
+    documents: int
+
+    @property
+    def ids(self) -> np.ndarray:
+        """[T] uint16 or int32: the ids of all documents, one after the other."""
+        return self._arrays[0]
+
+    @property
+    def offsets(self) -> np.ndarray:
+        """[N + 1] int32: document n is ids[offsets[n]:offsets[n + 1]]."""
+        return self._arrays[1]
+
+    @cached_property
+    def _arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        try:
+            with pyarrow.memory_map(str(self.path)) as file:  # the mapping outlives the file, the descriptor does not
+                batch = pyarrow.ipc.open_stream(file).read_next_batch()
+            column = batch.column("input_ids")
+            ids, offsets = column.values.to_numpy(), column.offsets.to_numpy()
+        except (OSError, pyarrow.ArrowException, KeyError, StopIteration) as error:
+            raise DamageError(f"shard {self.path} cannot be read: {error}") from error
+        if (len(ids), len(offsets) - 1) != (self.tokens, self.documents):
+            raise DamageError(
+                f"shard {self.path} holds {len(ids):,} ids in {len(offsets) - 1:,} documents, "
+                f"its ledger says {self.tokens:,} in {self.documents:,}"
+            )
+        return ids, offsets
+
+
+@dataclass(frozen=True)
+class TokenizedSet:
+    """A finished folder of shards, in the order of its ledger."""
+
+    folder: Path
+    shards: list[Shard]
+    ledger: Mapping[str, Any]
+
+    @classmethod
+    def open(cls, folder: str | Path) -> TokenizedSet:
+        """Open a folder after comparing the size of every shard with the ledger.
+
+        Raises:
+            DamageError: no ledger, or a shard that is missing or has another size.
+            RequestError: a layout of a newer version.
+        """
+        folder = Path(folder)
+        ledger = read_ledger(folder)
+        for shard in ledger["shards"]:
+            _check_size(folder / shard["file"], shard["bytes"])
+        shards = [Shard(folder / shard["file"], shard["tokens"], shard["documents"]) for shard in ledger["shards"]]
+        return cls(folder, shards, ledger)
+
+    @property
+    def tokens(self) -> int:
+        return self.ledger["totals"]["tokens"]
+
+    @property
+    def documents(self) -> int:
+        return self.ledger["totals"]["documents"]
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids of the tokenizer: every id is below."""
+        return self.ledger["tokenizer"]["vocabulary_size"]
+
+
+def read_ledger(folder: Path) -> dict[str, Any]:
+    path = folder / LEDGER
+    try:
+        ledger = json.loads(path.read_bytes())
+    except OSError as error:
+        raise DamageError(
+            f"{path} cannot be read: {error.strerror}; the token set is not finished or damaged"
+        ) from None
+    except ValueError as error:
+        raise DamageError(f"{path} is damaged: {error}") from None
+    if ledger["format"] > FORMAT:
+        raise RequestError(
+            f"{path} has format {ledger['format']}, this marin_build reads up to {FORMAT}: install a newer one"
+        )
+    return ledger
+
+
+def _check_size(path: Path, expected_bytes: int) -> None:
+    seen = path.stat().st_size if path.is_file() else None
+    if seen != expected_bytes:
+        what = "is missing" if seen is None else f"has {seen:,} bytes instead of {expected_bytes:,}"
+        raise DamageError(f"shard {path} {what}")

@@ -1,0 +1,256 @@
+"""Source files: which files a source of a recipe means, under which names, and proof that they are the pinned ones.
+
+The name of a file is its path below the fixed part of the glob that found it, so the digest of a source does not
+depend on where the files lie: it equals the digest of the raw artifact that holds them.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import xxhash
+
+from marin_build.artifact.context import BuildContext, Dependency
+from marin_build.artifact.digest import root_digest
+from marin_build.artifact.store import LOGS
+from marin_build.data.progress import Progress
+from marin_build.errors import DamageError, MarinError, RequestError, Stopped
+from marin_build.recipe.schema import ArtifactSource, EmbeddedSource, FilesSource, GitHubSource, HuggingFaceSource
+
+CORPORA = Path(__file__).parent / "corpora"
+CHUNK_BYTES = 4 << 20
+_WILDCARD = re.compile(r"[*?\[]")
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file to read, with what its bytes have to be."""
+
+    name: str
+    """Relative path within the source, with `/`."""
+    path: Path
+    bytes: int
+    digest: str
+    """xxh3_128 of its bytes, 32 hex digits."""
+    artifact: str | None = None
+    """The raw artifact that it is a file of; none: a file of the user's."""
+
+    def changed(self, seen: str) -> MarinError:
+        """The error for bytes other than the expected ones."""
+        if self.artifact:
+            return DamageError(
+                f"{self.artifact} is damaged: {self.name} is not what its record says: expected {self.digest}, "
+                f"seen {seen}\n  file: {self.path}\n  marin-build verify --full {self.artifact}"
+            )
+        return RequestError(
+            f"{self.path} changed while it was read: expected {self.digest}, seen {seen}\n"
+            "  let whatever writes it finish, then run the same command again"
+        )
+
+
+def source_files(
+    context: BuildContext, source: EmbeddedSource | FilesSource | HuggingFaceSource | GitHubSource | ArtifactSource
+) -> list[SourceFile]:
+    """The files of a source, in the order of the recipe.
+
+    Raises:
+        RequestError: no such file, other bytes than pinned, or a kind of source that is not built yet.
+        DamageError: a file of an artifact is missing or has another size.
+        Stopped: a signal came while files were hashed.
+    """
+    if isinstance(source, ArtifactSource):
+        return artifact_files(context.dependencies[source.target], source.files)
+    if isinstance(source, EmbeddedSource):
+        return pinned(context, embedded(source.corpus), source.digest)
+    if isinstance(source, FilesSource):
+        return pinned(context, find(source.paths), source.digest)
+    raise RequestError(
+        f"{context.target}: sources of type {source.type} are not supported for {context.target.kind} yet; "
+        "download the files and name them in a source of type files"
+    )
+
+
+# ---- finding ---------------------------------------------------------------------------------------------------------
+
+
+def find(patterns: Sequence[str]) -> list[tuple[str, Path]]:
+    """(name, path) of the files that paths and globs mean: in their order, the matches of one glob sorted.
+
+    A path that two globs match counts once.
+
+    Raises:
+        RequestError: a pattern without a file, or two files with one name.
+    """
+    paths: dict[Path, str] = {}
+    for pattern in patterns:
+        for name, path in _matches(pattern):
+            paths.setdefault(path.absolute(), name)
+    names: dict[str, Path] = {}
+    for path, name in paths.items():
+        if name in names:
+            raise RequestError(
+                f"source files {names[name]} and {path} would both be named {name!r}; "
+                "write one glob that starts above both, for example folder/**/*"
+            )
+        names[name] = path
+    return list(names.items())
+
+
+def _matches(pattern: str) -> list[tuple[str, Path]]:
+    if os.path.isfile(pattern):
+        found, base = [pattern], os.path.dirname(pattern)
+    else:
+        fixed = _WILDCARD.split(pattern, maxsplit=1)[0]
+        base = os.path.dirname(fixed)
+        found = sorted(path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path))
+    if not found:
+        raise RequestError(_nothing_found(pattern))
+    return [(_name_of(path, base), Path(path)) for path in found]
+
+
+def _nothing_found(pattern: str) -> str:
+    place = f"\n  working directory: {os.getcwd()}"
+    if os.path.isdir(pattern):
+        return f"source path {pattern!r} is a folder; name its files, for example {pattern.rstrip('/')}/**/*{place}"
+    if os.path.lexists(pattern):
+        return f"source path {pattern!r} is no plain file{place}"
+    return f"no source file matches {pattern!r}{place}"
+
+
+def _name_of(path: str, base: str) -> str:
+    name = os.path.relpath(path, base or ".").replace(os.sep, "/")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise RequestError(f"source file {path!a}: the name is not UTF-8") from None
+    return name
+
+
+def embedded(corpus: str) -> list[tuple[str, Path]]:
+    """(name, path) of the files of a corpus that is shipped with the package, sorted by name."""
+    folder = CORPORA / corpus
+    if not folder.is_dir():
+        known = ", ".join(sorted(entry.name for entry in CORPORA.iterdir() if entry.is_dir()))
+        raise RequestError(f"there is no embedded corpus {corpus!r}; there are: {known}")
+    return find([f"{glob.escape(str(folder))}/**/*"])
+
+
+# ---- pinned files ----------------------------------------------------------------------------------------------------
+
+
+def pinned(context: BuildContext, found: Sequence[tuple[str, Path]], expected: str) -> list[SourceFile]:
+    """Hash the files found and compare their root digest with the pinned one."""
+    with Progress(context.logger, "hashing source files", sum(size_of(path) for _, path in found)) as progress:
+
+        def hashed(done_bytes: int) -> None:
+            progress.add(done_bytes)
+            if context.stop_requested():
+                raise Stopped("stopped by a signal while source files were hashed; run the same command again")
+
+        files = [SourceFile(name, path, *hash_source(path, hashed)) for name, path in found]
+    seen = digest_of(files)
+    if seen != expected:
+        raise RequestError(
+            f"{context.target}: the source files are not the pinned ones: digest expected {expected}, seen {seen}\n"
+            f"  {len(files):,} files, {sum(file.bytes for file in files):,} bytes, the first: {files[0].path}\n"
+            f"  if these are the right files: marin-build pin {context.target}"
+        )
+    return files
+
+
+def files_digest(found: Iterable[tuple[str, Path]]) -> str:
+    """The digest that pins these files: a root over (name, bytes, xxh3_128) of each."""
+    return digest_of([SourceFile(name, path, *hash_source(path, lambda _: None)) for name, path in found])
+
+
+def digest_of(files: Iterable[SourceFile]) -> str:
+    return root_digest({"path": file.name, "bytes": file.bytes, "xxh3_128": file.digest} for file in files)
+
+
+def hash_source(path: Path, hashed: Callable[[int], None]) -> tuple[int, str]:
+    """(bytes, xxh3_128) of a user's file; `hashed` is told of every chunk."""
+    count, digest, buffer = 0, xxhash.xxh3_128(), memoryview(bytearray(CHUNK_BYTES))
+    try:
+        with open(path, "rb", buffering=0) as file:
+            while read := file.readinto(buffer):
+                digest.update(buffer[:read])
+                count += read
+                hashed(read)
+    except OSError as error:
+        raise unreadable(error, path, count) from error
+    return count, digest.hexdigest()
+
+
+def size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise unreadable(error, path, 0) from error
+
+
+def unreadable(error: OSError, path: Path, at_byte: int) -> MarinError:
+    """The error for a source file that the system will not read; a failing disk may get better, the rest will not."""
+    kind = RequestError if isinstance(error, PermissionError | FileNotFoundError | IsADirectoryError) else MarinError
+    return kind(f"source file {path} cannot be read at byte {at_byte:,}: {error.strerror or error}")
+
+
+# ---- files of a raw artifact -----------------------------------------------------------------------------------------
+
+
+def artifact_files(dependency: Dependency, patterns: Sequence[str]) -> list[SourceFile]:
+    """The files of a finished raw artifact that the globs match, in their order, the matches of one glob sorted.
+
+    Raises:
+        RequestError: a glob without a match.
+        DamageError: a file is missing or has another size than recorded.
+    """
+    entries = {entry["path"]: entry for entry in dependency.record["files"] if _is_content(entry["path"])}
+    names: dict[str, None] = {}
+    for pattern in patterns:
+        matched = sorted(filter(glob_expression(pattern).fullmatch, entries))
+        if not matched:
+            some = ", ".join(sorted(entries)[:5]) + (", …" if len(entries) > 5 else "")
+            raise RequestError(f"no file of {dependency.target} matches {pattern!r}\n  it has: {some}")
+        names.update(dict.fromkeys(matched))
+    return [_recorded(dependency, entries[name]) for name in names]
+
+
+def _is_content(name: str) -> bool:
+    return not name.startswith((".", f"{LOGS}/"))
+
+
+def _recorded(dependency: Dependency, entry: dict) -> SourceFile:
+    path = dependency.folder / entry["path"]
+    seen = path.stat().st_size if path.is_file() else None
+    if seen != entry["bytes"]:
+        what = "is missing" if seen is None else f"has {seen:,} bytes instead of {entry['bytes']:,}"
+        raise DamageError(
+            f"{dependency.target} is damaged: {entry['path']} {what}\n  file: {path}\n  snakemake {dependency.target}"
+        )
+    return SourceFile(entry["path"], path, entry["bytes"], entry["xxh3_128"], str(dependency.target))
+
+
+def glob_expression(pattern: str) -> re.Pattern[str]:
+    """A glob over relative paths as a regular expression: `*` stays within a folder, `**` is any number of folders."""
+    *folders, last = pattern.split("/")
+    expression = "".join("(?:[^/]+/)*" if part == "**" else _segment(part) + "/" for part in folders)
+    return re.compile(expression + (".+" if last == "**" else _segment(last)), re.DOTALL)
+
+
+def _segment(text: str) -> str:
+    """One part of a glob between two slashes."""
+    pieces = re.findall(r"\[!?\]?[^\]]*\]|.", text, re.DOTALL)
+    simple = {"*": "[^/]*", "?": "[^/]"}
+    return "".join(simple.get(piece) or (_set(piece) if len(piece) > 1 else re.escape(piece)) for piece in pieces)
+
+
+def _set(piece: str) -> str:
+    """`[abc]`, `[a-c]` or `[!abc]`; never a slash."""
+    negated, members = piece[1] == "!", piece[1:-1].removeprefix("!")
+    escaped = re.sub(r"([\\\[\]^&~|])", r"\\\1", members)
+    return f"(?!/)[{'^' if negated else ''}{escaped}]"

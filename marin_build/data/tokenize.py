@@ -1,0 +1,199 @@
+"""Builds `tokenized/…`: documents as token ids in Arrow shards, the same bytes however the work was cut or interrupted.
+
+The order of the work is the order of the source files, or of their keyed hashes where a token budget says how many of
+them are needed. A shard is committed when it is ready and kept for the next attempt; the ledger comes last.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from marin_build.artifact.context import BuildContext, BuildResult, Dependency
+from marin_build.artifact.digest import hash_bytes
+from marin_build.artifact.store import TEMPORARY
+from marin_build.data.crew import cores, make_crew
+from marin_build.data.documents import can_be_cut, check_format, is_compressed
+from marin_build.data.durable import json_bytes, remove
+from marin_build.data.foreman import Foreman
+from marin_build.data.ledger import Policy, shard_stem, sidecar_of, write_ledger
+from marin_build.data.part import Assignment
+from marin_build.data.progress import Progress
+from marin_build.data.shards import LEDGER
+from marin_build.data.sources import SourceFile, source_files
+from marin_build.data.vocabulary import TOKENIZER, LoadedTokenizer, load_tokenizer
+from marin_build.errors import DamageError, RequestError
+from marin_build.recipe.schema import TokenBudget, TokenizedRecipe
+
+MAX_SHARD_BYTES = 128 << 20
+"""A text has at most about as many ids as bytes, so no shard holds more than about 128 M of them."""
+
+
+def build(context: BuildContext) -> BuildResult:
+    """Make or complete the token set in `context.folder`.
+
+    Raises:
+        RequestError: an unusable source, too many unusable documents, or a policy that the tokenizer cannot serve.
+        DamageError: a dependency is not what its record says.
+        Stopped: a signal came; finished shards are kept.
+        MarinError: the disk is full or fails, or a worker died.
+    """
+    recipe = context.recipe
+    assert isinstance(recipe, TokenizedRecipe)
+    tokenizer = _tokenizer(context.dependencies[recipe.tokenizer])
+    assignment = _assignment(context, recipe, tokenizer)
+    files = _in_order(source_files(context, recipe.source), recipe.token_budget)
+    for file in files:
+        check_format(file.name)
+    _sweep_unfinished(context.folder)
+    size = min(context.settings.processes or cores(), _ranges(files, assignment.policy))
+    crew = make_crew(assignment, size)
+    try:
+        with Progress(context.logger, "tokenizing", sum(f.bytes for f in files), _budget(recipe)) as progress:
+            foreman = Foreman(context, assignment, files, _budget(recipe), crew, progress)
+            foreman.run()
+    finally:
+        crew.close()
+    return _finish(context, recipe, tokenizer, files, foreman)
+
+
+def _tokenizer(dependency: Dependency) -> LoadedTokenizer:
+    loaded = load_tokenizer(dependency.folder)
+    recorded = {entry["path"]: entry["xxh3_128"] for entry in dependency.record["files"]}
+    if recorded.get(TOKENIZER) != loaded.digest:
+        raise DamageError(
+            f"{dependency.target} is damaged: {TOKENIZER} is not what its record says: "
+            f"expected {recorded.get(TOKENIZER)}, seen {loaded.digest}\n  snakemake {dependency.target}"
+        )
+    return loaded
+
+
+def _assignment(context: BuildContext, recipe: TokenizedRecipe, tokenizer: LoadedTokenizer) -> Assignment:
+    if recipe.shard_bytes > MAX_SHARD_BYTES:
+        raise RequestError(
+            f"{context.target}: shard_bytes {recipe.shard_bytes:,} is too large; at most {MAX_SHARD_BYTES:,}"
+        )
+    policy = Policy(
+        tokenizer_digest=tokenizer.digest,
+        vocabulary_size=tokenizer.vocab_size,
+        bos_id=_special(context, recipe, "bos", tokenizer.bos_id) if recipe.add_bos else None,
+        eos_id=_special(context, recipe, "eos", tokenizer.eos_id) if recipe.add_eos else None,
+        format=recipe.format,
+        shard_bytes=recipe.shard_bytes,
+    )
+    folder = context.dependencies[recipe.tokenizer].folder
+    return Assignment(str(context.target), context.folder, folder, policy, recipe.max_bad_documents)
+
+
+def _special(context: BuildContext, recipe: TokenizedRecipe, role: str, number: int | None) -> int:
+    if number is None:
+        raise RequestError(
+            f"{context.target}: add_{role} is true, but {recipe.tokenizer} has no {role} token\n"
+            f"  write add_{role}: false, or name one in special_tokens.{role} of a version of the tokenizer"
+        )
+    return number
+
+
+def _budget(recipe: TokenizedRecipe) -> int | None:
+    return recipe.token_budget.tokens if recipe.token_budget else None
+
+
+def _in_order(files: list[SourceFile], budget: TokenBudget | None) -> list[SourceFile]:
+    """The order of the recipe, or with a budget that of a keyed hash of each name: adding a file moves no other."""
+    if budget is None:
+        return files
+    return sorted(files, key=lambda file: (hash_bytes(json_bytes([budget.seed, file.name])), file.name))
+
+
+def _ranges(files: list[SourceFile], policy: Policy) -> int:
+    """How many jobs there are at most."""
+    cut = can_be_cut(policy.format)
+    return (
+        sum(-(-file.bytes // policy.shard_bytes) if cut and not is_compressed(file.name) else 1 for file in files) or 1
+    )
+
+
+# ---- before and after ------------------------------------------------------------------------------------------------
+
+
+def _sweep_unfinished(folder: Path) -> None:
+    """Remove what a killed attempt was writing, and the ledger: the set is not complete until it is written again."""
+    for path in folder.glob(f"*{TEMPORARY}"):
+        remove(path)
+    remove(folder / LEDGER)
+
+
+def _sweep_unneeded(folder: Path, files: list[SourceFile], sidecars: list[dict[str, Any]]) -> None:
+    """Remove shards of these files that are not in the set: workers run ahead of a token budget."""
+    needed = {name for s in sidecars for name in (s["file"], sidecar_of(folder / s["file"]).name)}
+    stems = {shard_stem(file.name) for file in files}
+    for path in [*folder.glob("*.arrow"), *folder.glob("*.json"), *folder.glob(f"*{TEMPORARY}")]:
+        if path.name not in needed and path.name.rpartition("-")[0] in stems:
+            remove(path)
+
+
+def _finish(
+    context: BuildContext,
+    recipe: TokenizedRecipe,
+    tokenizer: LoadedTokenizer,
+    files: list[SourceFile],
+    foreman: Foreman,
+) -> BuildResult:
+    if recipe.token_budget and not foreman.budget_met:
+        context.logger.warning(
+            f"{context.target}: all {len(files):,} source files hold {foreman.tokens:,} tokens, "
+            f"less than the token_budget of {recipe.token_budget.tokens:,}"
+        )
+    if not any(sidecar["documents"] for sidecar in foreman.sidecars):
+        raise RequestError(f"{context.target}: the source has no document with text ({len(files):,} files)")
+    context.check_lease()
+    _sweep_unneeded(context.folder, files, foreman.sidecars)
+    ledger = write_ledger(
+        context.folder, foreman.sidecars, foreman.content.hexdigest(), _facts(recipe, tokenizer, files, foreman)
+    )
+    totals = ledger["totals"]
+    context.logger.info(
+        f"{totals['tokens']:,} tokens in {totals['documents']:,} documents, "
+        f"{totals['text_bytes'] / totals['tokens']:.3f} bytes a token; {foreman.made} shards made, {foreman.kept} kept"
+    )
+    encoder = {"name": tokenizer.encoder.name, "version": tokenizer.encoder.version}
+    details = {
+        "encoder": encoder,
+        "processes": foreman.processes,
+        "shards_made": foreman.made,
+        "shards_kept": foreman.kept,
+    }
+    return BuildResult(metrics=_metrics(ledger), details=details)
+
+
+def _facts(
+    recipe: TokenizedRecipe, tokenizer: LoadedTokenizer, files: list[SourceFile], foreman: Foreman
+) -> dict[str, Any]:
+    """What the ledger says besides the shards."""
+    taken = files[: foreman.files_taken]
+    budget = recipe.token_budget
+    return {
+        "tokenizer": {
+            "target": recipe.tokenizer,
+            "xxh3_128": tokenizer.digest,
+            "vocabulary_size": tokenizer.vocab_size,
+            "bos_id": tokenizer.bos_id,
+            "eos_id": tokenizer.eos_id,
+            "pad_id": tokenizer.pad_id,
+        },
+        "policy": foreman.policy.to_dict() | {"max_bad_documents": recipe.max_bad_documents},
+        "source": {"files": len(taken), "bytes": sum(f.bytes for f in taken), "files_available": len(files)},
+        "token_budget": budget.model_dump() | {"met": foreman.budget_met} if budget else None,
+    }
+
+
+def _metrics(ledger: dict[str, Any]) -> dict[str, float | int]:
+    totals = ledger["totals"]
+    return {
+        "tokens": totals["tokens"],
+        "documents": totals["documents"],
+        "shards": len(ledger["shards"]),
+        "text_bytes": totals["text_bytes"],
+        "bytes_per_token": totals["text_bytes"] / totals["tokens"],
+        **{f"skipped/{reason}": count for reason, count in ledger["skipped"].items()},
+    }

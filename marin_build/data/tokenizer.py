@@ -1,0 +1,230 @@
+"""Builds `tokenizers/…`: trained on text, made of the 256 bytes, or adopted from an existing tokenizer.json.
+
+The folder holds `tokenizer.json` and `tokenizer_config.json` in the form that `transformers.AutoTokenizer` loads. Every
+tokenizer has dense ids, and special tokens by role. Which of them a document gets is said by the recipe of a token set.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from marin_build.artifact.context import BuildContext, BuildResult
+from marin_build.data.adoption import adopted_files
+from marin_build.data.documents import Rejection, check_format, decompressed, read_chunks, read_document, units
+from marin_build.data.durable import json_bytes, write_whole
+from marin_build.data.encoder import byte_characters
+from marin_build.data.progress import Progress
+from marin_build.data.sources import SourceFile, artifact_files
+from marin_build.data.vocabulary import (
+    CONFIG,
+    ROLES,
+    TOKENIZER,
+    LoadedTokenizer,
+    check_vocabulary,
+    load_tokenizer,
+    spelling,
+)
+from marin_build.errors import RequestError, Stopped
+from marin_build.recipe.schema import (
+    AdoptedTokenizer,
+    BytesTokenizer,
+    JsonLines,
+    PlainText,
+    SpecialTokens,
+    TokenizerRecipe,
+    TrainedTokenizer,
+)
+
+__all__ = ["LoadedTokenizer", "build", "load_tokenizer"]
+
+CHAT_TEMPLATE = "chat_template.jinja"
+FAST_CLASS = "PreTrainedTokenizerFast"
+"""The class that does what tokenizer.json says; others rebuild parts of it by rules of their own."""
+NEW_CONFIG = {"clean_up_tokenization_spaces": False, "model_max_length": 10**30}
+"""Decoding gives back the text as it was, and no length is too long: that is for the model to say."""
+BATCH_DOCUMENTS = 256
+
+
+def build(context: BuildContext) -> BuildResult:
+    """Write the tokenizer into `context.folder`.
+
+    Raises:
+        RequestError: unusable text, a vocabulary size that cannot be had, or an adopted file that cannot be trusted.
+        Stopped: a signal came.
+        MarinError: the hub cannot be reached, or the disk is full or fails.
+    """
+    recipe = context.recipe
+    assert isinstance(recipe, TokenizerRecipe)
+    wanted = recipe.tokenizer
+    metrics: dict[str, float | int] = {}
+    if isinstance(wanted, AdoptedTokenizer):
+        files = _adopt(context, wanted)
+    else:
+        tokenizer = bytes_tokenizer() if isinstance(wanted, BytesTokenizer) else _train(context, wanted, metrics)
+        add_special_tokens(tokenizer, wanted.special_tokens, f"{context.target}: tokenizer.special_tokens")
+        config = with_roles(NEW_CONFIG, wanted.special_tokens)
+        files = {TOKENIZER: tokenizer.to_str(pretty=True).encode(), CONFIG: json_bytes(config, indent=2)}
+    context.check_lease()
+    for name, data in files.items():
+        write_whole(context.folder / name, data)
+    loaded = load_tokenizer(context.folder)
+    context.logger.info(f"{loaded.vocab_size:,} ids, bos {loaded.bos_id}, eos {loaded.eos_id}, pad {loaded.pad_id}")
+    return BuildResult(metrics={"vocabulary_size": loaded.vocab_size, **metrics})
+
+
+# ---- made here -------------------------------------------------------------------------------------------------------
+
+
+def bytes_tokenizer() -> Tokenizer:
+    """One id a byte, equal to it; special tokens are still to be added."""
+    vocabulary = {character: byte for byte, character in enumerate(byte_characters())}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def add_special_tokens(tokenizer: Tokenizer, roles: SpecialTokens, field: str) -> None:
+    """Add the special tokens after all others, in the order bos, eos, pad."""
+    for role in ROLES:
+        token = getattr(roles, role)
+        if token is None:
+            continue
+        if tokenizer.token_to_id(token) is not None:
+            raise RequestError(
+                f"{field}.{role} {token!r} is an ordinary token already; choose another, like <|{role}|>"
+            )
+        tokenizer.add_special_tokens([token])
+
+
+def with_roles(config: dict[str, Any], roles: SpecialTokens) -> dict[str, Any]:
+    """A tokenizer_config.json with these roles; what else it says stays."""
+    named = {f"{role}_token": getattr(roles, role) for role in ROLES}
+    changed = {key: token for key, token in named.items() if spelling(config.get(key)) != token}
+    return {**config, **changed, "tokenizer_class": FAST_CLASS}
+
+
+# ---- trained ---------------------------------------------------------------------------------------------------------
+
+
+def _train(context: BuildContext, wanted: TrainedTokenizer, metrics: dict[str, float | int]) -> Tokenizer:
+    """Byte-level BPE; the same text gives the same merges, whatever the number of threads."""
+    specials = sum(getattr(wanted.special_tokens, role) is not None for role in ROLES)
+    size = wanted.vocabulary_size - specials
+    if size < 256:
+        raise RequestError(
+            f"{context.target}: tokenizer.vocabulary_size {wanted.vocabulary_size} is too small: "
+            f"needs at least {256 + specials}, for 256 bytes and {specials} special tokens"
+        )
+    tokenizer = Tokenizer(models.BPE())
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    split = pre_tokenizers.Split(_regex(context, wanted.split_regex), behavior="isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=[], show_progress=False
+    )
+    files = [(file, text.format) for text in wanted.text for file in _text_files(context, text.target, text.files)]
+    with Progress(context.logger, "training the tokenizer", sum(file.bytes for file, _ in files)) as progress:
+        tokenizer.train_from_iterator(_batches(context, files, progress, metrics), trainer)
+    if tokenizer.get_vocab_size() < size:
+        raise RequestError(
+            f"{context.target}: the text gives only {tokenizer.get_vocab_size() + specials:,} ids of the "
+            f"tokenizer.vocabulary_size {wanted.vocabulary_size:,}; lower it, or train on more text"
+        )
+    return tokenizer
+
+
+def _regex(context: BuildContext, pattern: str) -> Regex:
+    try:
+        return Regex(pattern)
+    except Exception as error:  # the library raises nothing narrower
+        raise RequestError(f"{context.target}: tokenizer.split_regex is not a regular expression: {error}") from None
+
+
+def _text_files(context: BuildContext, target: str, patterns: list[str]) -> list[SourceFile]:
+    files = artifact_files(context.dependencies[target], patterns)
+    for file in files:
+        check_format(file.name)
+    return files
+
+
+def _batches(
+    context: BuildContext,
+    files: list[tuple[SourceFile, JsonLines | PlainText]],
+    progress: Progress,
+    metrics: dict[str, float | int],
+) -> Iterator[list[str]]:
+    """Documents of all files, a list of them at a time; any that is unusable stops the training."""
+    metrics |= {"training_documents": 0, "training_bytes": 0}
+    batch: list[str] = []
+    for file, format in files:
+        for text in _documents(context, file, format, progress):
+            batch.append(text)
+            metrics["training_documents"] += 1
+            metrics["training_bytes"] += len(text.encode())
+            if len(batch) == BATCH_DOCUMENTS:
+                yield batch
+                batch = []
+    if not metrics["training_documents"]:
+        raise RequestError(f"{context.target}: tokenizer.text has no document with text")
+    yield batch
+
+
+def _documents(
+    context: BuildContext, file: SourceFile, format: JsonLines | PlainText, progress: Progress
+) -> Iterator[str]:
+    at = 0
+    chunks = read_chunks(file.path, 0, None, lambda chunk: progress.add(len(chunk)))
+    for unit in units(decompressed(file.path, chunks), format):
+        if context.stop_requested():
+            raise Stopped("stopped by a signal while the tokenizer was trained; the same command starts it again")
+        document = read_document(unit, at, format)
+        if isinstance(document, str):
+            yield document
+        elif isinstance(document, Rejection) and document.is_bad:
+            raise RequestError(
+                f"{context.target}: {file.path}, byte {document.byte:,}: {document.reason}: {document.detail}\n"
+                "  repair the file, or train on others"
+            )
+        at += len(unit)
+
+
+# ---- adopted ---------------------------------------------------------------------------------------------------------
+
+
+def _adopt(context: BuildContext, wanted: AdoptedTokenizer) -> dict[str, bytes]:
+    """tokenizer.json byte for byte, its configuration with the roles of the recipe, and its chat template."""
+    found = adopted_files(context, wanted.source)
+    where = f"{context.target}: {found.get(TOKENIZER, Path(TOKENIZER))}"
+    if TOKENIZER not in found:
+        raise RequestError(f"{where} is not among the files of tokenizer.source: {', '.join(sorted(found)) or 'none'}")
+    data = found[TOKENIZER].read_bytes()
+    specification = check_vocabulary(data, wanted.vocabulary_size, wanted.special_tokens, where)
+    if specification.get("normalizer"):
+        context.logger.warning(f"{where} normalizes text, so decoding may not give back every document byte for byte")
+    files = {TOKENIZER: data, CONFIG: _adopted_config(context, found.get(CONFIG), wanted.special_tokens)}
+    if CHAT_TEMPLATE in found:
+        files[CHAT_TEMPLATE] = found[CHAT_TEMPLATE].read_bytes()
+    unused = sorted(found.keys() - files.keys())
+    if unused:
+        context.logger.info(f"not used: {', '.join(unused)}")
+    return files
+
+
+def _adopted_config(context: BuildContext, path: Path | None, roles: SpecialTokens) -> bytes:
+    """The configuration as it is where it agrees with the recipe; else with the roles and class changed."""
+    data = path.read_bytes() if path else b"{}"
+    try:
+        config = json.loads(data)
+    except ValueError as error:
+        raise RequestError(f"{context.target}: {path} is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise RequestError(f"{context.target}: {path} holds a {type(config).__name__}; needs an object")
+    changed = with_roles(config, roles)
+    return data if path and changed == config else json_bytes(changed, indent=2)
