@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from marin_build.artifact.record import Record, entry_target
 from marin_build.errors import DriftError
-from marin_build.recipe.dependencies import identity_dependencies
+from marin_build.recipe.dependencies import closure, identity_dependencies
 from marin_build.recipe.drift import Change, compare
 from marin_build.recipe.target import Target
 
@@ -93,29 +93,42 @@ def shown_changes(target: Target, found: tuple[Cause, ...]) -> tuple[Change, ...
     )
 
 
-def drift_error(book: RecipeBook, target: Target, found: tuple[Cause, ...], *, finished: bool) -> DriftError:
-    """What to tell a user whose artifact, or unfinished work, is not of the recipe that is there now."""
-    root, changes = found[0].target, shown_changes(target, found)
+def drifted_targets(book: RecipeBook, record_of: RecordOf, target: Target) -> tuple[Target, ...]:
+    """`target` and everything it is made from, as far as their records are of other recipes; dependencies first."""
+    members = closure(book, [target], identity_dependencies)
+    records = {member: record_of(member) for member in members}
+    return tuple(t for t in members if (record := records[t]) and record.fingerprint != book.fingerprint(t))
+
+
+def drift_error(
+    book: RecipeBook, target: Target, found: tuple[Cause, ...], drifted: tuple[Target, ...], *, finished: bool
+) -> DriftError:
+    """What to tell a user whose artifact, or unfinished work, is not of the recipe that is there now.
+
+    `found` is not empty; `drifted` are the finished artifacts that drifted, in the order to deal with them.
+    """
+    changes = shown_changes(target, found)
     what = "it was built from another recipe" if finished else "its unfinished work is of another recipe"
     more = f" (and {len(changes) - 1} more)" if len(changes) > 1 else ""
     lines = [f"drift: {target}: {what}: {changes[0]}{more}"]
     lines += [f"  {change}" for change in changes[:MAX_SHOWN]] if more else []
     lines += [f"  and {len(changes) - MAX_SHOWN} more"] if len(changes) > MAX_SHOWN else []
-    return DriftError("\n".join([*lines, *_what_helps(book, target, root, finished)]))
+    return DriftError("\n".join([*lines, *_what_helps(book, target, found[0].target, drifted, finished)]))
 
 
-def _what_helps(book: RecipeBook, target: Target, root: Target, finished: bool) -> list[str]:
-    also = "" if root == target else f"; then name it in a new version of {target}"
-    lines = [
+def _what_helps(
+    book: RecipeBook, target: Target, root: Target, drifted: tuple[Target, ...], finished: bool
+) -> list[str]:
+    bumped = root if root in drifted else target
+    also = "" if bumped == target else f", to be named in a new version of {target}"
+    forced = dict.fromkeys((*drifted, target))
+    old = "the old stays until the new is finished" if finished else "the unfinished work is dropped"
+    return [
         "what helps:",
-        f"  restore {book.path(root)}, then  marin-build bump {root}  and edit the new version{also}",
-        f"  snakemake -f {target}  builds it anew under the same version"
-        + ("; the old one stays until the new one is finished" if finished else " and drops the unfinished work"),
+        f"  marin-build bump {bumped}  makes the changed recipe a new version{also}; then restore {book.shown(bumped)}",
+        f"  snakemake -f {' '.join(map(str, forced))}  builds anew under the same version; {old}",
+        *(f"  marin-build accept {one} --reason '…'  keeps it, as built from this recipe" for one in drifted),
     ]
-    if finished:
-        order = (root, target) if root != target else (target,)
-        lines += [f"  marin-build accept {one} --reason '…'  keeps it as built from this recipe" for one in order]
-    return lines
 
 
 def input_error(target: Target, changes: tuple[Change, ...]) -> DriftError:

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from marin_build.artifact.attempt import Attempt, read_attempt
-from marin_build.artifact.cause import Cause, causes, drift_error, input_error, shown_changes
+from marin_build.artifact.cause import Cause, causes, drift_error, drifted_targets, input_error, shown_changes
 from marin_build.artifact.lease import holder
 from marin_build.artifact.owner import Owner
 from marin_build.artifact.record import Record, entry_target, read_record
@@ -61,6 +61,8 @@ class Status:
     """For `building`: the state that it has apart from that."""
     causes: tuple[Cause, ...] = ()
     """As `changes`, with the target of each."""
+    drifted: tuple[Target, ...] = ()
+    """For `drifted`: it and what it is made from, as far as their records drifted; dependencies first."""
     problems: tuple[Problem, ...] = ()
     """For `damaged`: each file that is not as recorded."""
 
@@ -75,7 +77,7 @@ class Status:
     def drift_error(self, book: RecipeBook) -> DriftError:
         """The error that a plain build of a `drifted` target stops with."""
         if self.causes:
-            return drift_error(book, self.target, self.causes, finished=self.record is not None)
+            return drift_error(book, self.target, self.causes, self.drifted, finished=self.record is not None)
         return input_error(self.target, self.changes)
 
 
@@ -145,6 +147,9 @@ class Look:
                 changes.append(Change(f"{record.target} digest", entry["digest"], record.digest))
         return tuple(changes)
 
+    def drifted(self, target: Target) -> tuple[Target, ...]:
+        return drifted_targets(self.book, self.record, target)
+
     def can_resume(self, attempt: Attempt) -> bool:
         """True when unfinished work is of the recipe of now, on the input bytes of now."""
         same = attempt.fingerprint == self.book.fingerprint(attempt.target)
@@ -171,7 +176,7 @@ class Look:
         if found := causes(self.book, self.record, target, attempt):
             changes = shown_changes(target, found)
             reasons = ("its unfinished work is of another recipe", *_first(changes))
-            return Status(target, State.drifted, None, reasons, changes, causes=found)
+            return Status(target, State.drifted, None, reasons, changes, causes=found, drifted=self.drifted(target))
         if changes := self.changed_inputs(attempt):
             reasons = ("its unfinished work is on other input bytes", *_first(changes))
             return Status(target, State.drifted, None, reasons, changes)
@@ -183,18 +188,18 @@ class Look:
         if found and not interrupted:
             changes = shown_changes(target, found)
             reasons = ("built from another recipe", *_first(changes))
-            return Status(target, State.drifted, record, reasons, changes, causes=found)
+            return Status(target, State.drifted, record, reasons, changes, causes=found, drifted=self.drifted(target))
         if interrupted:
             reason = "a rebuild of it was interrupted; the old one stays until the new one is finished"
             return Status(target, State.partial, record, (reason, f"to keep the old one, remove its {REBUILD} folder"))
-        if problems := self._damage(record):
+        if problems := self.damage(record):
             return Status(target, State.damaged, record, tuple(_first(problems)), problems=problems)
         if changes := self.changed_inputs(record):
             reasons = ("a dependency was rebuilt to other bytes", *_first(changes))
             return Status(target, State.outdated, record, reasons, changes)
         return Status(target, State.finished, record)
 
-    def _damage(self, record: Record) -> tuple[Problem, ...]:
+    def damage(self, record: Record) -> tuple[Problem, ...]:
         """What is wrong with the content. Lost logs are reported by `verify`, but are no reason to build anew."""
         content = record.content
         problems = check_sizes(self.store.folder(record.target), content)

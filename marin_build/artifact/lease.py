@@ -21,7 +21,7 @@ from enum import Enum
 from typing import Any
 
 from marin_build.artifact.owner import Owner, this_process
-from marin_build.artifact.store import LEASE, Store
+from marin_build.artifact.store import LEASE, Store, sweep
 from marin_build.errors import LeasedError, MarinError, Stopped
 from marin_build.recipe.target import Target
 
@@ -223,6 +223,7 @@ def _take(store: Store, target: Target, terms: Terms, found: LeaseFile | None, l
     if found:
         logger.info("%s: replacing the lease of %s, which is gone or silent", target, found.owner)
     store.delete(target, LEASE)
+    sweep(store.folder(target))
     token = max(terms.token_above, found.token if found else 0) + 1
     owner, nonce = this_process(terms.run), secrets.token_hex(8)
     mine = LeaseFile(owner, token, nonce, terms.lease_seconds, 0, time.time(), time.monotonic())

@@ -72,9 +72,7 @@ class Record:
         return {**body, "checksum": _checksum(body)}
 
     def to_bytes(self) -> bytes:
-        return (
-            json.dumps(self.to_dict(), indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False).encode() + b"\n"
-        )
+        return json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False).encode() + b"\n"
 
 
 _NAMES = frozenset(item.name for item in dataclasses.fields(Record))

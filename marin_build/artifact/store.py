@@ -34,7 +34,7 @@ OWN_NAMES = frozenset({RECORD, ATTEMPT, LEASE, LOCK, REBUILD, ASIDE})
 LOCK_WAIT_SECONDS = 20.0
 LOCK_POLL_SECONDS = 0.005
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL = (errno.ENOSPC, errno.EDQUOT)
 _UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG)
 
 
@@ -74,14 +74,14 @@ class Store:
             MarinError: the disk is full, or fails.
         """
         path = self.folder(target) / name
-        with _explained(path, len(data)), _temporary(path, data) as temporary:
+        with disk_errors(path, len(data)), _temporary(path, data) as temporary:
             os.replace(temporary, path)
             sync_folder(path.parent)
 
     def create(self, target: Target, name: str, data: bytes) -> bool:
         """Write a small file unless there is one: True for exactly one of any number of callers."""
         path = self.folder(target) / name
-        with _explained(path, len(data)), _temporary(path, data) as temporary:
+        with disk_errors(path, len(data)), _temporary(path, data) as temporary:
             try:
                 os.link(temporary, path)
             except FileExistsError:
@@ -92,7 +92,7 @@ class Store:
     def delete(self, target: Target, name: str) -> None:
         """Remove a small file, durably; nothing happens where there is none."""
         path = self.folder(target) / name
-        with _explained(path, 0):
+        with disk_errors(path, 0):
             try:
                 os.unlink(path)
             except (FileNotFoundError, NotADirectoryError):
@@ -109,7 +109,7 @@ class Store:
             LeasedError: somebody else kept it for LOCK_WAIT_SECONDS.
         """
         path = self.folder(target) / LOCK
-        with _explained(path, 0):
+        with disk_errors(path, 0):
             make_folder(path.parent)
             descriptor = _locked(path, target)
         try:
@@ -180,6 +180,13 @@ def make_folder(path: Path) -> None:
     sync_folder(path.parent)
 
 
+def sweep(folder: Path) -> None:
+    """Remove the small files that killed writers of this folder left unfinished."""
+    for name in os.listdir(folder):
+        if name.startswith(".") and name.endswith(TEMPORARY):
+            (folder / name).unlink(missing_ok=True)
+
+
 def sync_folder(path: Path) -> None:
     """Make what was created, renamed or removed in a folder durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -190,7 +197,13 @@ def sync_folder(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _explained(path: Path, needed_bytes: int) -> Iterator[None]:
+def disk_errors(path: Path, needed_bytes: int = 0) -> Iterator[None]:
+    """Say for people what the system says about `path`.
+
+    Raises:
+        RequestError: it cannot be written to.
+        MarinError: the disk is full, or fails.
+    """
     try:
         yield
     except OSError as error:
@@ -200,10 +213,11 @@ def _explained(path: Path, needed_bytes: int) -> Iterator[None]:
 def disk_error(error: OSError, path: str | Path, needed_bytes: int | None = None) -> MarinError:
     """Say for people what the system said about a file: what failed, where, and how much space is missing."""
     place = str(error.filename or path)
-    if error.errno in _FULL:
-        needed = f"{needed_bytes:,} bytes needed" if needed_bytes else "more bytes needed"
+    if error.errno in FULL:
+        free = _free_bytes(Path(place))
+        needed = f"{needed_bytes:,} bytes needed" if needed_bytes else f"more than {free:,} bytes needed"
         return MarinError(
-            f"the disk is full: {place}: {needed}, {_free_bytes(Path(place)):,} free\n"
+            f"the disk is full: {place}: {needed}, {free:,} free\n"
             "  free some space and run the same command again: what was done is kept"
         )
     if error.errno in _UNWRITABLE:

@@ -7,11 +7,13 @@ be held throughout.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import shutil
 from pathlib import Path
 
+from marin_build.artifact.attempt import read_attempt, write_attempt
 from marin_build.artifact.digest import list_files
 from marin_build.artifact.record import STAGED, Record, read_record
 from marin_build.artifact.store import (
@@ -22,7 +24,7 @@ from marin_build.artifact.store import (
     RECORD,
     TEMPORARY,
     Store,
-    disk_error,
+    disk_errors,
     make_folder,
     sync_folder,
 )
@@ -81,13 +83,27 @@ def remove(path: Path) -> None:
 
 def staged_record(store: Store, target: Target) -> Record | None:
     """The record of a finished rebuild that waits to be put in place; an unreadable one does not count."""
+    return _readable(store, target, STAGED)
+
+
+def put_in_place(store: Store, target: Target) -> None:
+    """Finish a rebuild: let it take the place of the old artifact, and forget where it was made."""
+    _swap(store, target)
+    record, attempt = _readable(store, target, RECORD), read_attempt(store, target)
+    if record and attempt and attempt.folder == REBUILD and attempt.id == record.provenance.get("attempt"):
+        write_attempt(store, dataclasses.replace(attempt, folder="."))
+        with disk_errors(store.folder(target) / REBUILD):
+            remove(store.folder(target) / REBUILD)
+
+
+def _readable(store: Store, target: Target, name: str) -> Record | None:
     try:
-        return read_record(store, target, STAGED)
+        return read_record(store, target, name)
     except DamageError:
         return None
 
 
-def put_in_place(store: Store, target: Target) -> None:
+def _swap(store: Store, target: Target) -> None:
     """Let the finished rebuild take the place of the old artifact; goes on where an earlier call was interrupted.
 
     Until the old record steps aside, readers see the old artifact whole; from then on nothing; and once the new record
@@ -101,7 +117,7 @@ def put_in_place(store: Store, target: Target) -> None:
     new = staged_record(store, target)
     if new is None:
         return
-    try:
+    with disk_errors(rebuild):
         if (folder / RECORD).exists():
             os.rename(folder / RECORD, rebuild / OLD)
             sync_folder(rebuild)
@@ -110,9 +126,6 @@ def put_in_place(store: Store, target: Target) -> None:
         _remove_left_over(folder, rebuild / OLD, new)
         os.rename(rebuild / RECORD, folder / RECORD)
         sync_folder(folder)
-        remove(rebuild)
-    except OSError as error:
-        raise disk_error(error, rebuild) from error
 
 
 def _move_up(rebuild: Path, folder: Path) -> None:
@@ -139,6 +152,14 @@ def _recorded_paths(record: Path) -> list[str]:
         return [entry["path"] for entry in json.loads(record.read_bytes())["files"]]
     except (FileNotFoundError, ValueError, KeyError, TypeError):  # none, or damaged: its files stay as foreign ones
         return []
+
+
+def remove_temporary(folder: Path) -> None:
+    """Remove what killed writers left below a folder in which nobody writes any more."""
+    for base, _, names in os.walk(folder):
+        for name in names:
+            if name.endswith(TEMPORARY):
+                os.unlink(os.path.join(base, name))
 
 
 def workspace_files(folder: Path) -> list[str]:

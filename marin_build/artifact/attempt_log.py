@@ -1,0 +1,91 @@
+"""The log of one attempt: to the terminal and to `logs/<attempt>.log` of the artifact.
+
+A log that cannot be written, for example on a full disk, stops with one loud line; the work goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from marin_build.artifact.store import LOGS, disk_error, make_folder
+
+FORMAT = "%(asctime)s %(levelname)s %(message)s"
+
+
+class _LogFile(logging.FileHandler):
+    """A file that gives up once, and says so, when it cannot be written."""
+
+    broken = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not self.broken:
+            super().emit(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        self._give_up(sys.exc_info()[1])
+
+    def close(self) -> None:
+        try:
+            super().close()
+        except OSError as error:  # what it still held in memory does not fit either
+            self._give_up(error)
+
+    def _give_up(self, error: BaseException | None) -> None:
+        if not self.broken:
+            print(f"the log {self.baseFilename} stops here, the work goes on: {error}", file=sys.stderr)
+        self.broken = True
+
+
+class AttemptLog:
+    """The logger of one attempt, and the file behind it."""
+
+    sealed = False
+    """Set once a record lists the file as it is: nothing more may be written to it."""
+
+    def __init__(self, folder: Path, attempt: str) -> None:
+        self.path = folder / LOGS / f"{attempt}.log"
+        try:
+            make_folder(self.path.parent)
+            self._file = _LogFile(self.path, encoding="utf-8", errors="backslashreplace")
+        except OSError as error:
+            raise disk_error(error, self.path) from error
+        formatter = logging.Formatter(FORMAT, "%Y-%m-%dT%H:%M:%SZ")
+        formatter.converter = time.gmtime
+        self._file.setFormatter(formatter)
+        self.logger = terminal_logger()
+        self.logger.addHandler(self._file)
+
+    def failed(self, error: BaseException, *, expected: bool) -> None:
+        """Write the error to the file, with its traceback unless it was `expected`; others tell the terminal."""
+        if self.sealed:
+            return
+        info = None if expected else (type(error), error, error.__traceback__)
+        self._file.handle(self.logger.makeRecord("marin_build", logging.ERROR, "", 0, str(error), (), info))
+
+    def close(self) -> None:
+        """No more goes to the file; the terminal is still told."""
+        self.logger.removeHandler(self._file)
+        self._file.close()
+
+
+def terminal_logger() -> logging.Logger:
+    """A logger that writes to the terminal; nobody else's settings touch it."""
+    logger = logging.Logger("marin_build", logging.INFO)
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    logger.addHandler(handler)
+    return logger
+
+
+@contextmanager
+def attempt_log(folder: Path, attempt: str) -> Iterator[AttemptLog]:
+    log = AttemptLog(folder, attempt)
+    try:
+        yield log
+    finally:
+        log.close()

@@ -1,0 +1,218 @@
+"""The commit: from a builder's files to a finished artifact, all of it or nothing.
+
+Inputs and recipe unchanged → files hashed and on disk → record written last → a rebuild takes the old one's place.
+Killed anywhere, a later attempt finds either unfinished work, a finished rebuild to put in place, or the artifact.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from marin_build.artifact import provenance
+from marin_build.artifact.attempt import Attempt, now
+from marin_build.artifact.attempt_log import AttemptLog
+from marin_build.artifact.cause import causes, drift_error
+from marin_build.artifact.context import BuildContext, BuildResult, Dependency
+from marin_build.artifact.digest import file_entries, list_files, root_digest
+from marin_build.artifact.examine import Look
+from marin_build.artifact.lease import Lease
+from marin_build.artifact.record import STAGED, Record, read_record, write_record
+from marin_build.artifact.store import LOGS, REBUILD, RECORD, Store, sync_folder
+from marin_build.artifact.verify import check_sizes
+from marin_build.artifact.workspace import put_in_place, remove_temporary, work_names, workspace_files
+from marin_build.errors import DamageError, DriftError, MarinError, NumericalError, RecipeError
+from marin_build.recipe.dependencies import identity_dependencies, validation_sets
+from marin_build.recipe.target import Target
+
+if TYPE_CHECKING:
+    from marin_build.recipe.load import RecipeBook
+
+KEPT_REPLACED = 10
+"""Builds of other recipes that a record remembers; they make the cause of drift downstream readable."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """What was noted when the attempt started."""
+
+    attempt: Attempt
+    old: Record | None
+    """Record of the artifact that a rebuild replaces."""
+    circumstances: Mapping[str, Any]
+    code: Mapping[str, str]
+    """Hash of each module of the package."""
+    monotonic_seconds: float
+
+
+def start(attempt: Attempt, old: Record | None, recipes: Path, command: Iterable[str]) -> Start:
+    found = provenance.circumstances(recipes, list(command))
+    return Start(attempt, old, found, provenance.code_hashes(), time.monotonic())
+
+
+def commit(
+    store: Store,
+    book: RecipeBook,
+    lease: Lease,
+    context: BuildContext,
+    begun: Start,
+    result: BuildResult,
+    log: AttemptLog,
+) -> Record:
+    """Turn what the builder made into a finished artifact.
+
+    Raises:
+        LeasedError: another builder has taken over.
+        DriftError: the recipe or a dependency was changed while it was built.
+        DamageError: a dependency was damaged or removed while it was built.
+        NumericalError: a metric is not a finite number.
+        MarinError: the disk is full or fails, or the builder made nothing that can be kept.
+    """
+    lease.check()
+    check_recipe_unchanged(book, Look(store, book), begun.attempt)
+    check_inputs_unchanged(store, context)
+    log.logger.info("writing the record of %s", context.target)
+    log.close()
+    files = _list_durably(store, context, result)
+    record = _record(context, begun, result, files)
+    in_rebuild = begun.attempt.folder == REBUILD
+    with lease.committing():
+        write_record(store, record, STAGED if in_rebuild else RECORD)
+    log.sealed = True
+    _housekeeping(result, log)
+    if in_rebuild:
+        with lease.committing():
+            put_in_place(store, context.target)
+    return record
+
+
+def check_recipe_unchanged(book: RecipeBook, look: Look, attempt: Attempt) -> None:
+    """Raise DriftError unless the recipe files still say what they said at the start."""
+    from marin_build.recipe.load import RecipeBook
+
+    target, fresh = attempt.target, RecipeBook(book.folder)
+    note = "it was edited during the build, so nothing was committed; what was made stays and resumes once restored"
+    try:
+        found = causes(fresh, look.record, target, attempt)
+    except RecipeError as error:
+        raise DriftError(f"drift: {target}: its recipe cannot be read any more: {error}\n  {note}") from error
+    if found:
+        raise DriftError(f"{drift_error(fresh, target, found, (), finished=False)}\n  {note}")
+
+
+def check_inputs_unchanged(store: Store, context: BuildContext) -> None:
+    """Raise unless every dependency still has the bytes that it had at the start."""
+    identity = {text for text in identity_dependencies(context.recipe)}
+    for text, dependency in context.dependencies.items():
+        record = read_record(store, dependency.target)
+        if record is None:
+            raise DamageError(f"{context.target}: its dependency {text} was removed during the build")
+        if problems := check_sizes(dependency.folder, record.content):
+            raise DamageError(f"{context.target}: its dependency {text} was damaged during the build: {problems[0]}")
+        if record.digest != dependency.record["digest"]:
+            kind = DriftError if text in identity else MarinError
+            raise kind(
+                f"{context.target}: its dependency {text} was rebuilt to other bytes during the build: "
+                f"digest {dependency.record['digest']} -> {record.digest}\n  nothing was committed"
+            )
+
+
+def _list_durably(store: Store, context: BuildContext, result: BuildResult) -> list[dict[str, Any]]:
+    """Entries of all files of the artifact and of its logs; on return their bytes and names are on disk."""
+    folder = context.folder
+    remove_temporary(folder)
+    names = [name for name in workspace_files(folder) if not _is_in(name, result.unlisted)]
+    entries = file_entries(folder, names, sync=True)
+    for name in work_names(folder):
+        _sync_folders(folder / name)
+    sync_folder(folder)
+    main = store.folder(context.target)
+    logs = [f"{LOGS}/{name}" for name in list_files(main / LOGS)]
+    _sync_folders(main / LOGS)
+    outside = [*result.outside_digest, f"{LOGS}/"]
+    entries += file_entries(main, logs, sync=True)
+    return [{**entry, "outside_digest": True} if _is_in(entry["path"], outside) else entry for entry in entries]
+
+
+def _sync_folders(top: Path) -> None:
+    for base, _, _ in os.walk(top):
+        sync_folder(Path(base))
+
+
+def _is_in(name: str, patterns: Iterable[str]) -> bool:
+    """True when `name` is one of the files in `patterns`, or below one of its folders, which end in '/'."""
+    return any(name.startswith(pattern) if pattern.endswith("/") else name == pattern for pattern in patterns)
+
+
+def _record(context: BuildContext, begun: Start, result: BuildResult, files: list[dict[str, Any]]) -> Record:
+    target, attempt = context.target, begun.attempt
+    content = [entry for entry in files if not entry.get("outside_digest")]
+    if not content:
+        raise MarinError(f"{target}: the builder made no file that counts as content")
+    return Record(
+        name=target.name,
+        version=target.version,
+        kind=target.kind,
+        fingerprint=attempt.fingerprint,
+        digest=result.digest or root_digest(content),
+        recipe=attempt.recipe,
+        dependencies=attempt.dependencies,
+        measured=tuple(entry_of(context.dependencies[text]) for text in validation_sets(context.recipe)),
+        files=tuple(files),
+        metrics={name: _metric(target, name, value) for name, value in result.metrics.items()},
+        provenance=_provenance(begun, result),
+        replaced=_replaced(begun),
+    )
+
+
+def entry_of(dependency: Dependency) -> dict[str, Any]:
+    """What a record says of a dependency."""
+    return {key: dependency.record[key] for key in ("name", "version", "fingerprint", "digest")}
+
+
+def _metric(target: Target, name: str, value: Any) -> Any:
+    plain = value.item() if hasattr(value, "item") else value
+    if isinstance(plain, float) and not math.isfinite(plain):
+        raise NumericalError(f"{target}: the metric {name} is {plain}: nothing was committed")
+    return plain
+
+
+def _provenance(begun: Start, result: BuildResult) -> dict[str, Any]:
+    attempt = begun.attempt
+    attempts = [*attempt.earlier, attempt.brief()]
+    return {
+        **result.details,
+        **begun.circumstances,
+        "packages": provenance.package_versions(),
+        "code": provenance.code(begun.code),
+        "attempt": attempt.id,
+        "run": attempt.run,
+        "forced": attempt.forced,
+        "started": attempts[0]["started"],
+        "finished": now(),
+        "seconds": round(time.monotonic() - begun.monotonic_seconds, 3),
+        "attempts": attempts,
+    }
+
+
+def _replaced(begun: Start) -> tuple[Mapping[str, Any], ...]:
+    old = begun.old
+    if old is None:
+        return ()
+    memory = {key: getattr(old, key) for key in ("fingerprint", "digest", "recipe", "dependencies")}
+    remembered = (*old.replaced, memory) if old.fingerprint != begun.attempt.fingerprint else old.replaced
+    return remembered[-KEPT_REPLACED:]
+
+
+def _housekeeping(result: BuildResult, log: AttemptLog) -> None:
+    """The artifact is whole by now: what fails here leaves files too many, and is said aloud."""
+    if result.after_record is not None:
+        try:
+            result.after_record()
+        except Exception:
+            log.logger.warning("tidying up failed; files that no record names stay", exc_info=True)

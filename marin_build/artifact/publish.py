@@ -1,0 +1,285 @@
+"""The build of one target, from the question whether anything is to do to the finished artifact.
+
+    nothing to do? → refuse drift → lease → sources pinned, dependencies whole → attempt → builder → commit → mirror
+
+Everything before the attempt only reads, so a refusal leaves no trace. Killed anywhere, the same call goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from marin_build.artifact import forced, mirror
+from marin_build.artifact.attempt import Attempt, new_id, note_failure, now, read_attempt
+from marin_build.artifact.attempt_log import AttemptLog, attempt_log, terminal_logger
+from marin_build.artifact.begin import begin
+from marin_build.artifact.cause import causes, drift_error
+from marin_build.artifact.commit import commit, entry_of, start
+from marin_build.artifact.context import BuildContext, BuildResult, Dependency
+from marin_build.artifact.examine import Look, State, Status
+from marin_build.artifact.lease import Lease, Terms, acquire
+from marin_build.artifact.record import Record
+from marin_build.artifact.stop import StopSignals
+from marin_build.artifact.store import FULL, Store, disk_error
+from marin_build.artifact.workspace import put_in_place, staged_record
+from marin_build.errors import DamageError, MarinError, RequestError
+from marin_build.recipe.dependencies import identity_dependencies, needs, unresolved
+from marin_build.recipe.target import Target, parse_target
+from marin_build.settings import Settings
+
+if TYPE_CHECKING:
+    from marin_build.recipe.load import RecipeBook
+
+Builder = Callable[[BuildContext], BuildResult]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a build ended well."""
+
+    target: Target
+    built: bool
+    """False when the artifact was there already."""
+    record: Record
+    reasons: tuple[str, ...] = ()
+    """What is to say about an artifact that was there, for example that it is outdated."""
+
+
+@dataclass(frozen=True)
+class _Request:
+    target: Target
+    book: RecipeBook
+    store: Store
+    settings: Settings
+    builder: Builder
+    forced_run: str | None
+    run: str | None
+    command: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is to be done, and from what."""
+
+    status: Status
+    look: Look
+    dependencies: Mapping[str, Dependency]
+    is_forced: bool
+
+
+def build(
+    target: Target,
+    book: RecipeBook,
+    store: Store,
+    settings: Settings,
+    builder: Builder,
+    *,
+    forced_run: str | None,
+    run: str | None,
+    command: list[str],
+) -> Outcome:
+    """Make `target` finished: reuse it, resume it, or build it. All that it needs must be finished.
+
+    `forced_run` is the id of the run that forces it, and forces it once; `run` is the id of the run that asks, so that
+    a retry of the same run does not repeat what cannot succeed.
+
+    Raises:
+        RequestError: a source is not pinned, a dependency is not built, the prefix cannot be written to.
+        DriftError: it is, or its unfinished work is, of another recipe or other inputs; or they changed meanwhile.
+        DamageError: a dependency is damaged, or it is itself beyond repair.
+        LeasedError: somebody else is building it.
+        Stopped: a signal came; what was done resumes.
+        MarinError: whatever the builder says, a full disk, or the failure noted by an earlier attempt of the same run.
+    """
+    request = _Request(target, book, store, settings, builder, forced_run, run, tuple(command))
+    logger = terminal_logger()
+    ready = None if staged_record(store, target) else _plan(request)
+    outcome = ready if isinstance(ready, Outcome) else _build_leased(request, logger)
+    for reason in outcome.reasons:
+        logger.warning("%s: %s", target, reason)
+    mirror.write(outcome.record)
+    if forced_run is not None:
+        forced.clear(target, forced_run)
+    return outcome
+
+
+def _build_leased(request: _Request, logger: logging.Logger) -> Outcome:
+    attempt = read_attempt(request.store, request.target)
+    with StopSignals() as signals:
+        terms = Terms(
+            request.settings.lease_seconds,
+            wait=request.settings.wait,
+            run=request.run,
+            token_above=attempt.token if attempt else 0,
+            stop_requested=signals.requested,
+        )
+        lease = acquire(request.store, request.target, terms, logger)
+        try:
+            with lease.committing():
+                put_in_place(request.store, request.target)
+            plan = _plan(request)
+            return plan if isinstance(plan, Outcome) else _carry_out(request, plan, lease, signals)
+        finally:
+            _release(lease, logger)
+
+
+def _release(lease: Lease, logger: logging.Logger) -> None:
+    try:
+        lease.release()
+    except MarinError as error:  # it ends with this process anyway
+        logger.warning("%s: the lease could not be dropped: %s", lease.target, error)
+
+
+# ---- is anything to do? ----------------------------------------------------------------------------------------------
+
+
+def _plan(request: _Request) -> Outcome | _Plan:
+    """What is to do, or the outcome where nothing is. Only reads."""
+    target, book, store = request.target, request.book, request.store
+    look = Look(store, book)
+    status = look.judge(target)
+    is_forced = request.forced_run is not None and not _was_forced_by(status.record, request.forced_run)
+    if not is_forced and not status.needs_build:
+        if status.state is State.drifted or status.record is None:
+            raise status.drift_error(book)
+        return Outcome(target, False, status.record, status.reasons)
+    if attempt := read_attempt(store, target):
+        attempt.raise_again_in(request.run)
+    _refuse_unpinned(request)
+    return _Plan(status, look, _dependencies(request, look), is_forced)
+
+
+def _was_forced_by(record: Record | None, run: str) -> bool:
+    return record is not None and record.provenance.get("forced") == run
+
+
+def _refuse_unpinned(request: _Request) -> None:
+    fields = unresolved(request.book.load(request.target))
+    if fields:
+        raise RequestError(
+            f"{request.book.shown(request.target)}: {fields[0]} is unresolved; a build needs a pinned source\n"
+            f"  marin-build pin {request.target}  writes it into the recipe"
+        )
+
+
+def _dependencies(request: _Request, look: Look) -> dict[str, Dependency]:
+    """Everything that the recipe names, finished and of its recipe of now, with every file in its place."""
+    names = needs(request.book.load(request.target))
+    return {text: _dependency(request, look, parse_target(text)) for text in names}
+
+
+def _dependency(request: _Request, look: Look, target: Target) -> Dependency:
+    record, state = look.record(target), look.judge(target).state
+    what, help_line = f"{request.target}: its dependency {target}", f"\n  snakemake {target}"
+    if record is None:
+        if state is State.damaged:
+            raise DamageError(f"{what} is damaged: its record cannot be read{help_line}")
+        raise RequestError(f"{what} is not finished; build it first{help_line}")
+    if found := causes(request.book, look.record, target, record):
+        if target.is_dev:
+            raise RequestError(f"{what} is of an older recipe; build it first{help_line}")
+        raise drift_error(request.book, target, found, look.drifted(target), finished=True)
+    if problems := look.damage(record):
+        raise DamageError(f"{what} is damaged: {problems[0]}{help_line}")
+    return Dependency(target, request.store.folder(target), record.to_dict())
+
+
+# ---- the work --------------------------------------------------------------------------------------------------------
+
+
+def _carry_out(request: _Request, plan: _Plan, lease: Lease, signals: StopSignals) -> Outcome:
+    store, target, book = request.store, request.target, request.book
+    with _disk_errors_explained(store.folder(target)):
+        attempt = begin(store, plan.look, plan.status, _new_attempt(request, plan, lease), forced=plan.is_forced)
+        begun = start(attempt, plan.status.record, book.folder, request.command)
+    with attempt_log(store.folder(target), attempt.id) as log, _failures_noted(store, attempt, lease, log):
+        context = BuildContext(
+            target=target,
+            recipe=book.load(target),
+            fingerprint=attempt.fingerprint,
+            folder=store.folder(target) / attempt.folder,
+            dependencies=plan.dependencies,
+            settings=request.settings,
+            logger=log.logger,
+            stop_requested=lambda: signals.requested() or lease.is_lost(),
+            check_lease=lease.check,
+        )
+        log.logger.info("building %s in %s", target, context.folder)
+        with _disk_errors_explained(context.folder):
+            result = request.builder(context)
+            record = commit(store, book, lease, context, begun, result, log)
+    return Outcome(target, True, record)
+
+
+def _new_attempt(request: _Request, plan: _Plan, lease: Lease) -> Attempt:
+    used = identity_dependencies(request.book.load(request.target))
+    return Attempt(
+        id=new_id(),
+        name=request.target.name,
+        version=request.target.version,
+        fingerprint=request.book.fingerprint(request.target),
+        recipe=request.book.identity(request.target),
+        dependencies=tuple(entry_of(plan.dependencies[text]) for text in used),
+        folder=".",
+        token=lease.file.token,
+        started=now(),
+        host=socket.gethostname(),
+        run=request.run,
+        forced=request.forced_run if plan.is_forced else None,
+    )
+
+
+@contextmanager
+def _failures_noted(store: Store, attempt: Attempt, lease: Lease, log: AttemptLog) -> Iterator[None]:
+    """Write every failure to the attempt's log, and one that a retry cannot cure into the attempt.
+
+    Raises:
+        LeasedError: in place of any failure, when the lease was lost: then that is the reason.
+    """
+    try:
+        yield
+    except BaseException as error:
+        log.failed(error, expected=isinstance(error, MarinError))
+        if lease.is_lost():
+            lease.check()
+        if isinstance(error, MarinError):
+            try:
+                with lease.committing():
+                    note_failure(store, attempt, error)
+            except MarinError as problem:
+                log.logger.warning("the failure could not be noted: %s", problem)
+        raise
+
+
+@contextmanager
+def _disk_errors_explained(folder: Path) -> Iterator[None]:
+    """Turn what the system says about files into one line; libraries often wrap a full disk in errors of their own."""
+    try:
+        yield
+    except MarinError:
+        raise
+    except Exception as error:
+        if full := _full_disk(error):
+            raise disk_error(full, folder) from error
+        if isinstance(error, OSError) and error.filename is not None:
+            raise MarinError(f"{error.filename}: {error.strerror}") from error
+        raise
+
+
+def _full_disk(error: BaseException | None) -> OSError | None:
+    """The full disk behind an error, whoever wrapped it."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in FULL:
+            return error
+        for number in FULL:
+            if os.strerror(number) in str(error):
+                return OSError(number, os.strerror(number))
+        error = error.__cause__ or error.__context__
+    return None
