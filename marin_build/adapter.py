@@ -144,7 +144,7 @@ class Build:
             self._begin(left, order)
 
     def _translate(self) -> dict[str, list[Target | str]]:
-        """What was typed, by option: artifacts, which Snakemake is given as records, and names of rules and of other files."""
+        """What was typed, by option. Snakemake is given records for artifacts; names of rules and other files stay."""
         meant: dict[str, list[Target | str]] = {"prioritytargets": []}
         options = [(self._workflow.dag_settings, name) for name in ("targets", "forcerun", "until", "omit_from")]
         if self._workflow.scheduling_settings is not None:
@@ -255,6 +255,10 @@ class Build:
 
     def _begin(self, plan: Plan, order: Sequence[Target]) -> None:
         """The last things before jobs: refuse what cannot be built, write down what is forced."""
+        if self._settings.platform == "tpu" and not self._workflow.local_exec:
+            raise RequestError(
+                "launching TPU slices is not built yet; on a TPU host itself use: snakemake --profile local TARGET"
+            )
         self._refuse_unresolved(plan)
         for target in order:
             if target in plan.forced:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -18,7 +17,7 @@ from marin_build.artifact.record import Record, read_record, write_record
 from marin_build.artifact.store import Store
 from marin_build.recipe.dependencies import identity_dependencies
 from marin_build.recipe.load import RecipeBook
-from marin_build.recipe.target import Target, parse_target
+from marin_build.recipe.target import parse_target
 
 ROOT = Path(__file__).resolve().parents[2]
 
