@@ -238,10 +238,13 @@ class SpecialTokens(Model):
     eos: str | None
     pad: str | None
 
+    @property
+    def given(self) -> list[str]:
+        return [token for token in (self.bos, self.eos, self.pad) if token is not None]
+
     @model_validator(mode="after")
     def _distinct(self) -> SpecialTokens:
-        given = [t for t in (self.bos, self.eos, self.pad) if t is not None]
-        if len(set(given)) != len(given) or "" in given:
+        if len(set(self.given)) != len(self.given) or "" in self.given:
             raise ValueError("special tokens must be distinct and not empty")
         return self
 
@@ -269,6 +272,10 @@ class BytesTokenizer(Model):
 
     method: Literal["bytes"]
     special_tokens: SpecialTokens
+
+    @property
+    def vocabulary_size(self) -> int:
+        return 256 + len(self.special_tokens.given)
 
 
 class AdoptedTokenizer(Model):
