@@ -114,7 +114,7 @@ class Workbench:
         files: tuple[str, ...] = ("**/*",),
         folder: str | None = None,
         processes: int = 1,
-        given: Mapping[str, Any] = {},  # noqa: B006 - never changed
+        given: Mapping[str, Any] = {},
         **fields: Any,
     ) -> tuple[Path, BuildResult]:
         """Build a token set of a raw artifact: `fields` change the recipe, `given` the context."""
