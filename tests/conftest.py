@@ -13,7 +13,8 @@ import pytest
 
 from marin_build.artifact.context import BuildContext, BuildResult, Dependency
 from marin_build.artifact.digest import file_entries, list_files, root_digest
-from marin_build.recipe import schema
+from marin_build.recipe import schema, sources
+from marin_build.recipe.fields import Model
 from marin_build.recipe.load import RecipeBook
 from marin_build.recipe.target import parse_target
 from marin_build.settings import Settings
@@ -61,13 +62,13 @@ class Workbench:
 
     RAW, BYTES, TOKENS = "raw/bench/dev", "tokenizers/bytes/dev", "tokenized/bench/dev"
     SPECIALS = schema.SpecialTokens(bos="<|bos|>", eos="<|eos|>", pad=None)
-    JSON_LINES = schema.JsonLines(type="jsonl", text_key="text")
+    JSON_LINES = sources.JsonLines(type="jsonl", text_key="text")
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def context(
-        self, target: str, recipe: schema.Model, *dependencies: Dependency, folder: str | None = None, **settings: Any
+        self, target: str, recipe: Model, *dependencies: Dependency, folder: str | None = None, **settings: Any
     ) -> BuildContext:
         """A first attempt at a target, in its own folder below the bench or in the one named."""
         place = self.folder / (folder or target)
@@ -120,7 +121,7 @@ class Workbench:
         """Build a token set of a raw artifact: `fields` change the recipe, `given` the context."""
         from marin_build.data import tokenize
 
-        source = schema.ArtifactSource(type="artifact", target=str(raw.target), files=list(files))
+        source = sources.ArtifactSource(type="artifact", target=str(raw.target), files=list(files))
         usual = {
             "tokenizer": str(tokenizer.target),
             "source": source,

@@ -11,7 +11,7 @@ from pathlib import Path
 from marin_build.artifact.context import BuildContext
 from marin_build.data.sources import glob_expression, source_files
 from marin_build.errors import MarinError, RequestError
-from marin_build.recipe.schema import FilesSource, HuggingFaceSource
+from marin_build.recipe.sources import FilesSource, HuggingFaceSource
 
 
 def adopted_files(context: BuildContext, source: FilesSource | HuggingFaceSource) -> dict[str, Path]:

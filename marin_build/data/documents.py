@@ -20,7 +20,7 @@ import zstandard
 
 from marin_build.data.sources import unreadable
 from marin_build.errors import RequestError
-from marin_build.recipe.schema import JsonLines, PlainText
+from marin_build.recipe.sources import JsonLines, PlainText
 
 CHUNK_BYTES = 1 << 20
 ZSTD_FEED_BYTES = 16 << 10

@@ -22,7 +22,7 @@ from marin_build.artifact.digest import hash_bytes, hash_file
 from marin_build.data.durable import json_bytes, write_whole
 from marin_build.data.shards import FORMAT, LEDGER, Shard, id_type
 from marin_build.data.sources import SourceFile
-from marin_build.recipe.schema import JsonLines, PlainText
+from marin_build.recipe.sources import JsonLines, PlainText
 
 STATE, DATASET_INFO = "state.json", "dataset_info.json"
 LISTED_REJECTIONS = 20

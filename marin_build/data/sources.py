@@ -20,7 +20,7 @@ from marin_build.artifact.digest import root_digest
 from marin_build.artifact.store import LOGS
 from marin_build.data.progress import Progress
 from marin_build.errors import DamageError, MarinError, RequestError, Stopped
-from marin_build.recipe.schema import ArtifactSource, EmbeddedSource, FilesSource, GitHubSource, HuggingFaceSource
+from marin_build.recipe.sources import ArtifactSource, EmbeddedSource, FilesSource, GitHubSource, HuggingFaceSource
 
 CORPORA = Path(__file__).parent / "corpora"
 CHUNK_BYTES = 4 << 20

@@ -30,15 +30,8 @@ from marin_build.data.vocabulary import (
     spelling,
 )
 from marin_build.errors import RequestError, Stopped
-from marin_build.recipe.schema import (
-    AdoptedTokenizer,
-    BytesTokenizer,
-    JsonLines,
-    PlainText,
-    SpecialTokens,
-    TokenizerRecipe,
-    TrainedTokenizer,
-)
+from marin_build.recipe.schema import AdoptedTokenizer, BytesTokenizer, SpecialTokens, TokenizerRecipe, TrainedTokenizer
+from marin_build.recipe.sources import JsonLines, PlainText
 
 __all__ = ["LoadedTokenizer", "build", "load_tokenizer"]
 

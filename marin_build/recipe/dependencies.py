@@ -10,15 +10,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from marin_build.errors import RecipeError
-from marin_build.recipe.schema import (
-    UNRESOLVED,
-    ArtifactSource,
-    CheckpointRecipe,
-    Recipe,
-    TokenizedRecipe,
-    TokenizerRecipe,
-    TrainedTokenizer,
-)
+from marin_build.recipe.fields import UNRESOLVED
+from marin_build.recipe.schema import CheckpointRecipe, Recipe, TokenizedRecipe, TokenizerRecipe, TrainedTokenizer
+from marin_build.recipe.sources import ArtifactSource
 from marin_build.recipe.target import Target, parse_target
 
 if TYPE_CHECKING:

@@ -2,12 +2,13 @@
 
     python -m marin_build.recipe.json_schema [config/schema]
 
-They are generated; a test keeps them in step with `schema.py`.
+They are generated; a test keeps them in step.
 """
 
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from marin_build.recipe import schema as schemas
+from marin_build.recipe import schema, sources
 from marin_build.recipe.schema import SCHEMAS
 
 
@@ -66,8 +67,11 @@ def _is_title(key: str, value: Any) -> bool:
 
 def _field_docstrings() -> dict[str, dict[str, str]]:
     """The string under each field, by class and field; read from the source, since Python does not keep it."""
-    module = ast.parse(Path(schemas.__file__).read_text(encoding="utf-8"))
-    return {node.name: _under_fields(node.body) for node in module.body if isinstance(node, ast.ClassDef)}
+    found: dict[str, dict[str, str]] = {}
+    for module in (schema, sources):
+        tree = ast.parse(inspect.getsource(module))
+        found |= {node.name: _under_fields(node.body) for node in tree.body if isinstance(node, ast.ClassDef)}
+    return found
 
 
 def _under_fields(body: Sequence[ast.stmt]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from marin_build.errors import RecipeError
 from marin_build.recipe.document import Document, Path, dotted, shown
-from marin_build.recipe.schema import Model
+from marin_build.recipe.fields import Model
 
 Schema = Mapping[str, Any]
 

@@ -130,7 +130,7 @@ def _execution_block(preset: Preset) -> str:
   default: # and one block a platform: local, gpu, tpu
     mesh: {{data: 1, fsdp: -1, tensor: 1}}
     micro_batch_size: null # all sequences of a step at once; a divisor of the batch size saves memory
-    rematerialization: {"full" if preset.size.hidden_size >= 2048 else "none"} # none, dots, full: less memory, more work
+    rematerialization: {"full" if preset.size.hidden_size >= 2048 else "none"} # none, dots or full: memory for work
     scan_layers: true
     validation_batch_size: null
 """

@@ -9,192 +9,24 @@ A field that is added after a release must hold a default that leaves old artifa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Union
+from typing import Annotated, ClassVar, Literal, Union
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from marin_build.errors import RequestError
-from marin_build.recipe.target import SEGMENT_PATTERN, VERSION_PATTERN, parse_target
-
-UNRESOLVED = "unresolved"
-
-
-def added_later(neutral: Any) -> Any:
-    """Declare a field that joined the schema after artifacts were made without it."""
-    return Field(default=neutral, json_schema_extra={"x-added-later": True})
-
-
-@dataclass(frozen=True)
-class _Said:
-    """Says a constraint in words, for messages, and as a pattern, for editors."""
-
-    needs: str
-    pattern: str | None = None
-
-    def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> dict[str, Any]:
-        schema: dict[str, Any] = handler(core_schema)
-        return schema | {"x-needs": self.needs} | ({"pattern": self.pattern} if self.pattern else {})
-
-
-def _target_of(kind: str) -> AfterValidator:
-    def check(text: str) -> str:
-        try:
-            target = parse_target(text)
-        except RequestError as error:
-            raise ValueError(str(error)) from None
-        if target.kind != kind:
-            raise ValueError(f"needs a target of kind {kind}, seen {text!r}")
-        return text
-
-    return AfterValidator(check)
-
-
-def _said_target(kind: str) -> _Said:
-    return _Said(f"a target {kind}/name/version", rf"^{kind}(?:/{SEGMENT_PATTERN})+/{VERSION_PATTERN}$")
-
-
-RawTarget = Annotated[str, _target_of("raw"), _said_target("raw")]
-TokenizerTarget = Annotated[str, _target_of("tokenizers"), _said_target("tokenizers")]
-TokenizedTarget = Annotated[str, _target_of("tokenized"), _said_target("tokenized")]
-
-PositiveInt = Annotated[int, Field(ge=1)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
-PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-Digest = Annotated[
-    str, StringConstraints(pattern=r"^(?:[0-9a-f]{32}|unresolved)$"), _Said("32 hex digits, or unresolved")
-]
-Revision = Annotated[
-    str,
-    StringConstraints(pattern=r"^(?:[0-9a-f]{7,40}|unresolved)$"),
-    _Said("a commit of 7 to 40 hex digits, or unresolved"),
-]
-HubName = Annotated[
-    str,
-    StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]*(?:/[A-Za-z0-9_.\-]*[A-Za-z0-9_\-])?$", max_length=200),
-    _Said("owner/name"),
-]
-RepositoryName = Annotated[
-    str,
-    StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]*/[A-Za-z0-9_.\-]*[A-Za-z0-9_\-]$", max_length=200),
-    _Said("owner/name"),
-]
-SetName = Annotated[
-    str,
-    StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.\-]*(?:/[A-Za-z0-9_][A-Za-z0-9_.\-]*)*$", max_length=200),
-    _Said("letters, digits, '_', '-', '.', and '/' between groups, at most 200 characters"),
-]
-
-
-def _relative_path(text: str) -> str:
-    if text.startswith(("/", "~")) or ".." in text.split("/") or any(ord(c) < 32 for c in text):
-        raise ValueError("needs a relative path or glob without '..'")
-    return text
-
-
-RelativeGlob = Annotated[
-    str,
-    AfterValidator(_relative_path),
-    StringConstraints(min_length=1, max_length=1000),
-    _Said("a relative path or glob without '..', at most 1000 characters"),
-]
-
-
-class Model(BaseModel):
-    """Base of every schema: frozen, and an unknown key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
-
-
-# ---- sources ---------------------------------------------------------------------------------------------------------
-
-
-class EmbeddedSource(Model):
-    """Text that is shipped with the package, in `marin_build/data/corpora/<corpus>/`."""
-
-    type: Literal["embedded"]
-    corpus: Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]+$"), _Said("lower-case letters, digits and '_'")]
-    digest: Digest
-    """Root digest over (path, bytes, xxh3_128) of its files."""
-
-
-class FilesSource(Model):
-    """Files on this machine, relative to the working directory or absolute; pinned by their digest."""
-
-    type: Literal["files"]
-    paths: Annotated[list[str], Field(min_length=1)]
-    """Paths or globs, in this order; the matches of one glob are sorted."""
-    digest: Digest
-
-
-class HuggingFaceSource(Model):
-    """A repository of the Hugging Face hub, pinned by a commit."""
-
-    type: Literal["huggingface"]
-    id: HubName
-    revision: Revision
-    files: Annotated[list[RelativeGlob], Field(min_length=1)]
-
-
-class GitHubSource(Model):
-    """Files of a GitHub repository, pinned by a commit."""
-
-    type: Literal["github"]
-    repository: RepositoryName
-    revision: Revision
-    files: Annotated[list[RelativeGlob], Field(min_length=1)]
-
-
-class ArtifactSource(Model):
-    """Files of a raw artifact: a dependency."""
-
-    type: Literal["artifact"]
-    target: RawTarget
-    files: Annotated[list[RelativeGlob], Field(min_length=1)]
-
-
-RawSource = Annotated[Union[EmbeddedSource, FilesSource, HuggingFaceSource, GitHubSource], Field(discriminator="type")]
-TokenizerFileSource = Annotated[Union[FilesSource, HuggingFaceSource], Field(discriminator="type")]
-TextSource = Annotated[Union[ArtifactSource, FilesSource, HuggingFaceSource, GitHubSource], Field(discriminator="type")]
-
-
-# ---- text formats ----------------------------------------------------------------------------------------------------
-
-
-class JsonLines(Model):
-    """One JSON object a line; plain, .gz or .zst by the file's ending."""
-
-    type: Literal["jsonl"]
-    text_key: str
-
-
-class PlainText(Model):
-    """Text files; plain, .gz or .zst by the file's ending."""
-
-    type: Literal["text"]
-    document: Literal["file", "line", "paragraph"]
-
-
-class JsonArray(Model):
-    """Files that each hold one JSON array; plain, .gz or .zst by the file's ending. A file is read whole."""
-
-    type: Literal["json_array"]
-    text_key: str | None
-    """Key of the text in each object; null: the array holds the texts themselves."""
-
-
-class Parquet(Model):
-    """Parquet files, one document a row."""
-
-    type: Literal["parquet"]
-    text_key: str
-    """The column of the text."""
-
-
-TextFormat = Annotated[Union[JsonLines, JsonArray, PlainText, Parquet], Field(discriminator="type")]
-
+from marin_build.recipe.fields import (
+    Fraction,
+    Model,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    RawTarget,
+    RelativeGlob,
+    SetName,
+    TokenizedTarget,
+    TokenizerTarget,
+)
+from marin_build.recipe.sources import RawSource, TextFormat, TextSource, TokenizerFileSource
 
 # ---- measure: what is observed, outside the fingerprint --------------------------------------------------------------
 
@@ -203,7 +35,7 @@ class Measure(Model):
     """What is observed and said about an artifact. It may change at any time without changing the artifact."""
 
     description: str = ""
-    tags: list[str] = []
+    tags: list[str] = Field(default=[])
 
 
 class Validation(Model):
@@ -216,7 +48,7 @@ class CheckpointMeasure(Measure):
     validation: Validation | None = None
     keep_every_steps: PositiveInt | None = None
     """Checkpoints at multiples of this are kept in the finished artifact, beside the final one."""
-    baselines: list[Literal["byte_bigram"]] = []
+    baselines: list[Literal["byte_bigram"]] = Field(default=[])
     """Simple models fitted on the training sets and scored on the validation sets, for comparison."""
 
 
@@ -466,7 +298,7 @@ class CheckpointRecipe(Model):
     precision: Precision
     seed: NonNegativeInt
     measure: CheckpointMeasure = CheckpointMeasure()
-    execution: dict[str, Execution] = {}
+    execution: dict[str, Execution] = Field(default={})
     """By platform (a setting that profiles give); `default` applies where a platform is not named."""
 
     @model_validator(mode="after")

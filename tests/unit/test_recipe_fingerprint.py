@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marin_build.recipe import fingerprint, load
+from marin_build.recipe.fields import added_later
 from marin_build.recipe.fingerprint import body_fingerprint, canonical_bytes, identity_body
-from marin_build.recipe.schema import CheckpointRecipe, LlamaModel, TrainingData, added_later
+from marin_build.recipe.schema import CheckpointRecipe, LlamaModel, TrainingData
 from marin_build.recipe.target import parse_target
 
 TINY = "checkpoints/tiny/2026.06.28"

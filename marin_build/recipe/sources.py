@@ -1,0 +1,103 @@
+"""Where text comes from, and in which format its documents are."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Union
+
+from pydantic import Field, StringConstraints
+
+from marin_build.recipe.fields import (
+    Digest,
+    HubName,
+    Model,
+    RawTarget,
+    RelativeGlob,
+    RepositoryName,
+    Revision,
+    Said,
+)
+
+
+class EmbeddedSource(Model):
+    """Text that is shipped with the package, in `marin_build/data/corpora/<corpus>/`."""
+
+    type: Literal["embedded"]
+    corpus: Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]+$"), Said("lower-case letters, digits and '_'")]
+    digest: Digest
+    """Root digest over (path, bytes, xxh3_128) of its files."""
+
+
+class FilesSource(Model):
+    """Files on this machine, relative to the working directory or absolute; pinned by their digest."""
+
+    type: Literal["files"]
+    paths: Annotated[list[str], Field(min_length=1)]
+    """Paths or globs, in this order; the matches of one glob are sorted."""
+    digest: Digest
+
+
+class HuggingFaceSource(Model):
+    """A repository of the Hugging Face hub, pinned by a commit."""
+
+    type: Literal["huggingface"]
+    id: HubName
+    revision: Revision
+    files: Annotated[list[RelativeGlob], Field(min_length=1)]
+
+
+class GitHubSource(Model):
+    """Files of a GitHub repository, pinned by a commit."""
+
+    type: Literal["github"]
+    repository: RepositoryName
+    revision: Revision
+    files: Annotated[list[RelativeGlob], Field(min_length=1)]
+
+
+class ArtifactSource(Model):
+    """Files of a raw artifact: a dependency."""
+
+    type: Literal["artifact"]
+    target: RawTarget
+    files: Annotated[list[RelativeGlob], Field(min_length=1)]
+
+
+RawSource = Annotated[Union[EmbeddedSource, FilesSource, HuggingFaceSource, GitHubSource], Field(discriminator="type")]
+TokenizerFileSource = Annotated[Union[FilesSource, HuggingFaceSource], Field(discriminator="type")]
+TextSource = Annotated[Union[ArtifactSource, FilesSource, HuggingFaceSource, GitHubSource], Field(discriminator="type")]
+
+
+# ---- text formats ----------------------------------------------------------------------------------------------------
+
+
+class JsonLines(Model):
+    """One JSON object a line; plain, .gz or .zst by the file's ending."""
+
+    type: Literal["jsonl"]
+    text_key: str
+
+
+class PlainText(Model):
+    """Text files; plain, .gz or .zst by the file's ending."""
+
+    type: Literal["text"]
+    document: Literal["file", "line", "paragraph"]
+
+
+class JsonArray(Model):
+    """Files that each hold one JSON array; plain, .gz or .zst by the file's ending. A file is read whole."""
+
+    type: Literal["json_array"]
+    text_key: str | None
+    """Key of the text in each object; null: the array holds the texts themselves."""
+
+
+class Parquet(Model):
+    """Parquet files, one document a row."""
+
+    type: Literal["parquet"]
+    text_key: str
+    """The column of the text."""
+
+
+TextFormat = Annotated[Union[JsonLines, JsonArray, PlainText, Parquet], Field(discriminator="type")]
