@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from marin_build.artifact.context import BuildContext, BuildResult, Dependency
 from marin_build.artifact.digest import file_entries, list_files, root_digest
@@ -18,6 +19,9 @@ from marin_build.recipe.fields import Model
 from marin_build.recipe.load import RecipeBook
 from marin_build.recipe.target import parse_target
 from marin_build.settings import Settings
+
+settings.register_profile("patient", deadline=None)  # a busy machine is no failure
+settings.load_profile("patient")
 
 GOLDEN_RECIPES = Path(__file__).parent / "golden" / "recipes"
 

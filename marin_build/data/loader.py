@@ -14,12 +14,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from marin_build.data.mixture import Component, Mixture, block_counts
 from marin_build.data.shuffle import Integers
-from marin_build.data.windows import Tokens, TokenSet, WindowReader, token_count
+from marin_build.data.windows import Booleans, Places, Tokens, TokenSet, WindowReader, join, token_count
 from marin_build.errors import RequestError
 
 ORDER_VERSION = 1
@@ -36,7 +35,7 @@ class Batch:
     """[B, T + 1] int32."""
     segment_ids: Tokens | None
     """[B, T + 1] int32: the document of each token, numbered from 0 within the row; None: rows are not told apart."""
-    mask: npt.NDArray[np.bool_] | None
+    mask: Booleans | None
     """[B, T]: targets that count; None: all of them."""
 
 
@@ -71,7 +70,7 @@ class TrainingLoader:
         )
         self._reader = WindowReader(used, sequence_length, segments=segments)
         self._blocks_a_span = -(-PLANNED_SEQUENCES // mixture_block)
-        self._planned: tuple[int, Integers] = (-1, np.empty((6, 0), dtype=np.int64))
+        self._planned: tuple[int, Places] | None = None
 
     def batch(self, step: int, rows: slice | None = None) -> Batch:
         """The batch of `step`, from 0; with `rows` only those of its rows, for one host of several."""
@@ -80,9 +79,9 @@ class TrainingLoader:
 
     def sources(self, step: int, rows: slice | None = None) -> list[tuple[str, int]]:
         """Where each row of a batch comes from: the set, and the window of it, which begins at token window × T."""
-        set_numbers, windows = self._places(step, rows)[:2].tolist()
+        table = self._places(step, rows).table
         names = [component.name for component in self.mixture.components]
-        return [(names[number], window) for number, window in zip(set_numbers, windows, strict=True)]
+        return [(names[number], window) for number, window in zip(*table[:2].tolist(), strict=True)]
 
     def epochs(self, steps: int) -> dict[str, float]:
         """How often a run of `steps` steps reads each set; 1.0 is once. Sets of weight 0 are left out."""
@@ -109,26 +108,26 @@ class TrainingLoader:
         }
         return xxhash.xxh3_128_hexdigest(json.dumps(plan, sort_keys=True, ensure_ascii=True).encode())
 
-    def _places(self, step: int, rows: slice | None) -> Integers:
-        """Places [6, B] of a batch's rows, from the plans of the spans that they fall into."""
+    def _places(self, step: int, rows: slice | None) -> Places:
+        """Places of a batch's rows, from the plans of the spans that they fall into."""
         if step < 0:
             raise ValueError(f"step {step} is negative")
         sequences = step * self._global_batch_size + _row_numbers(self._global_batch_size, rows)
         span_length = self._blocks_a_span * self.mixture.block
         spans = sequences // span_length
-        places = np.empty((6, len(sequences)), dtype=np.int64)
-        for span in np.unique(spans).tolist():
-            here = spans == span
-            places[:, here] = self._places_of_span(span)[:, sequences[here] - span * span_length]
-        return places
+        parts = [
+            self._places_of_span(span).take(sequences[spans == span] - span * span_length)
+            for span in np.unique(spans).tolist() or [0]
+        ]
+        return parts[0] if len(parts) == 1 else join(parts)
 
-    def _places_of_span(self, span: int) -> Integers:
-        """Places [6, span length] of a span, which is some whole blocks. The last one is kept, safely for threads."""
-        planned, places = self._planned
-        if planned != span:
-            places = self._reader.places(*self.mixture.plan(span * self._blocks_a_span, self._blocks_a_span))
-            self._planned = (span, places)
-        return places
+    def _places_of_span(self, span: int) -> Places:
+        """Places of all sequences of a span, which is some whole blocks. The last one is kept, safely for threads."""
+        planned = self._planned
+        if planned is None or planned[0] != span:
+            order, windows = self.mixture.plan(span * self._blocks_a_span, self._blocks_a_span)
+            self._planned = planned = (span, self._reader.places(order, windows))
+        return planned[1]
 
 
 class ValidationLoader:
@@ -169,6 +168,8 @@ class ValidationLoader:
 
 
 def _row_numbers(batch_size: int, rows: slice | None) -> Integers:
+    if rows is not None and (rows.step or 1) < 0:
+        raise ValueError(f"rows {rows} are not in rising order")
     return np.arange(batch_size)[slice(None) if rows is None else rows]
 
 

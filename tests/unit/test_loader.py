@@ -1,0 +1,431 @@
+"""A batch is a function of the step: replayed in any order, by any hosts, over any shards, it holds the same tokens."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marin_build.data import loader as loader_module
+from marin_build.data import shards
+from marin_build.data.loader import Batch, TrainingLoader, ValidationLoader
+from marin_build.errors import RequestError
+
+
+@dataclass(frozen=True)
+class Shard:
+    ids: np.ndarray
+    offsets: np.ndarray
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A token set in memory."""
+
+    shards: list[Shard]
+
+    @property
+    def flat(self) -> np.ndarray:
+        return np.concatenate([shard.ids for shard in self.shards])
+
+    @property
+    def document_numbers(self) -> np.ndarray:
+        """The document of each token of the whole set, told the slow way."""
+        lengths = np.concatenate([np.diff(shard.offsets) for shard in self.shards])
+        return np.repeat(np.arange(len(lengths)), lengths)
+
+
+def token_set(lengths_by_shard: Sequence[Sequence[int]], *, first: int = 0, dtype: type = np.int32) -> Tokens:
+    """Documents of the given lengths; token n of the set is first + n."""
+    made = []
+    for lengths in lengths_by_shard:
+        offsets = np.cumsum([0, *lengths]).astype(np.int32)
+        made.append(Shard(np.arange(first, first + offsets[-1]).astype(dtype), offsets))
+        first += int(offsets[-1])
+    return Tokens(made)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_plans() -> Iterator[None]:
+    """Plan few sequences at once: the order is the same, and the tests cross the edges of plans."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loader_module, "PLANNED_SEQUENCES", 50)
+        yield
+
+
+def numbered(tokens: int, first: int = 0) -> Tokens:
+    return token_set([[tokens // 2], [tokens - tokens // 2]], first=first)
+
+
+def training(sets: dict[str, Tokens], weights: dict[str, float], **changes: Any) -> TrainingLoader:
+    keywords = {"sequence_length": 5, "mixture_block": 12, "global_batch_size": 8, "seed": 3, "segments": False}
+    return TrainingLoader(sets, weights, **{**keywords, **changes})
+
+
+def three_sets() -> dict[str, Tokens]:
+    return {"a": numbered(400), "b": numbered(150, first=1000), "c": numbered(60, first=2000)}
+
+
+WEIGHTS = {"a": 0.5, "b": 0.3, "c": 0.2}
+LENGTHS = st.lists(st.lists(st.integers(0, 9), max_size=8), min_size=1, max_size=6)
+
+
+# ---- tokens and segments ---------------------------------------------------------------------------------------------
+
+
+@given(lengths=LENGTHS, sequence_length=st.integers(1, 12), segments=st.booleans())
+def test_rows_are_the_windows_that_they_say_across_any_shards(
+    lengths: list[list[int]], sequence_length: int, segments: bool
+) -> None:
+    data = token_set(lengths)
+    if len(data.flat) <= sequence_length:
+        return
+    loader = training({"a": data}, {"a": 1.0}, sequence_length=sequence_length, segments=segments)
+    for step in range(3):
+        batch = loader.batch(step)
+        for row, (name, window) in enumerate(loader.sources(step)):
+            cut = slice(window * sequence_length, window * sequence_length + sequence_length + 1)
+            assert name == "a"
+            assert batch.tokens[row].tolist() == data.flat[cut].tolist()
+            if segments:
+                documents = np.unique(data.document_numbers[cut], return_inverse=True)[1]
+                assert batch.segment_ids[row].tolist() == documents.tolist()
+        assert (batch.segment_ids is None) == (not segments)
+
+
+def test_batches_are_int32_whatever_the_shards_hold() -> None:
+    wide, narrow = (
+        training({"a": token_set([[30], [7, 8]], dtype=dtype)}, {"a": 1}, segments=True)
+        for dtype in (np.int32, np.uint16)
+    )
+    for batch, other in ((wide.batch(step), narrow.batch(step)) for step in range(3)):
+        assert batch.tokens.dtype == other.tokens.dtype == batch.segment_ids.dtype == np.int32
+        assert batch.tokens.shape == batch.segment_ids.shape == (8, 6)
+        assert np.array_equal(batch.tokens, other.tokens)
+        assert batch.mask is None
+
+
+def test_segments_do_not_look_at_the_tokens() -> None:
+    # documents without an end token, and end tokens inside documents: only the offsets count
+    data = Tokens([Shard(np.zeros(24, np.int32), np.array([0, 3, 3, 10, 24], np.int32))])
+    batch = training({"a": data}, {"a": 1}, sequence_length=22, segments=True).batch(0)
+    assert batch.segment_ids[0].tolist() == [0] * 3 + [1] * 7 + [2] * 13
+
+
+def test_a_document_that_began_in_an_earlier_window_is_number_zero() -> None:
+    loader = training({"a": token_set([[8, 9]])}, {"a": 1}, segments=True)
+    rows = dict(zip((window for _, window in loader.sources(0)), loader.batch(0).segment_ids.tolist(), strict=True))
+    assert rows == {0: [0] * 6, 1: [0] * 3 + [1] * 3, 2: [0] * 6}
+
+
+def test_segments_leave_the_tokens_alone() -> None:
+    for step in range(4):
+        without, with_segments = (training(three_sets(), WEIGHTS, segments=on).batch(step) for on in (False, True))
+        assert np.array_equal(without.tokens, with_segments.tokens)
+
+
+def test_real_shards_are_read(tmp_path: Path) -> None:
+    lengths = np.array([4, 0, 90, 6])
+    ids = np.arange(100, dtype=np.uint16)
+    for number in range(2):
+        shards.write_shard(tmp_path / f"{number}.arrow", ids, lengths)
+    written = Tokens([shards.Shard(tmp_path / f"{number}.arrow", 100, 4) for number in range(2)])
+    in_memory = Tokens([Shard(ids, np.array([0, 4, 4, 94, 100], np.int32))] * 2)
+    for step in range(6):
+        batch, other = (training({"a": data}, {"a": 1}, segments=True).batch(step) for data in (written, in_memory))
+        assert np.array_equal(batch.tokens, other.tokens)
+        assert np.array_equal(batch.segment_ids, other.segment_ids)
+
+
+# ---- the order is a function of the step -----------------------------------------------------------------------------
+
+
+def same(batch: Batch, other: Batch) -> bool:
+    return np.array_equal(batch.tokens, other.tokens) and np.array_equal(batch.segment_ids, other.segment_ids)
+
+
+@given(
+    steps=st.lists(st.integers(0, 5000), min_size=1, max_size=8),
+    batch_size=st.integers(1, 40),
+    block=st.integers(3, 30),
+)
+def test_a_step_is_the_same_replayed_in_any_order(steps: list[int], batch_size: int, block: int) -> None:
+    keywords = {"global_batch_size": batch_size, "mixture_block": block, "segments": True}
+    loader = training(three_sets(), {"a": 1, "b": 1, "c": 1}, **keywords)
+    for step in steps:
+        fresh = training(three_sets(), {"a": 1, "b": 1, "c": 1}, **keywords)
+        assert same(loader.batch(step), fresh.batch(step))
+
+
+@given(cuts=st.lists(st.integers(0, 40), max_size=5), step=st.integers(0, 3000))
+def test_hosts_may_share_the_rows_in_any_way(cuts: list[int], step: int) -> None:
+    loader = training(three_sets(), WEIGHTS, global_batch_size=40, segments=True)
+    whole = loader.batch(step)
+    edges = [0, *sorted(cuts), 40]
+    parts = [loader.batch(step, slice(first, end)) for first, end in pairwise(edges)]
+    assert np.array_equal(np.concatenate([part.tokens for part in parts]), whole.tokens)
+    assert np.array_equal(np.concatenate([part.segment_ids for part in parts]), whole.segment_ids)
+
+
+def test_hosts_may_take_every_nth_row() -> None:
+    loader = training(three_sets(), WEIGHTS)
+    for host in range(3):
+        rows = slice(host, None, 3)
+        assert np.array_equal(loader.batch(9, rows).tokens, loader.batch(9).tokens[rows])
+        assert loader.sources(9, rows) == loader.sources(9)[rows]
+
+
+def test_rows_against_their_order_are_refused() -> None:
+    with pytest.raises(ValueError, match="rising order"):
+        training(three_sets(), WEIGHTS).batch(0, slice(None, None, -1))
+
+
+def test_a_negative_step_is_refused() -> None:
+    with pytest.raises(ValueError, match="negative"):
+        training(three_sets(), WEIGHTS).batch(-1)
+
+
+@given(batch_size=st.integers(1, 30))
+def test_the_batch_size_only_cuts_the_same_order(batch_size: int) -> None:
+    def first_rows(size: int) -> np.ndarray:
+        loader = training(three_sets(), WEIGHTS, global_batch_size=size)
+        return np.concatenate([loader.batch(step).tokens for step in range(-(-120 // size))])[:120]
+
+    assert np.array_equal(first_rows(batch_size), first_rows(7))
+
+
+@pytest.mark.parametrize("planned", [1, 50, 4096])
+def test_how_much_is_planned_at_once_changes_nothing(planned: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = training(three_sets(), WEIGHTS, global_batch_size=333, segments=True)
+    monkeypatch.setattr(loader_module, "PLANNED_SEQUENCES", planned)
+    other = training(three_sets(), WEIGHTS, global_batch_size=333, segments=True)
+    assert all(same(loader.batch(step), other.batch(step)) for step in (0, 7, 8))
+
+
+def test_threads_may_share_a_loader() -> None:
+    loader = training(three_sets(), WEIGHTS, segments=True)
+    steps = [step * 4999 % 20_000 for step in range(200)]
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(loader.batch, steps))
+    alone = training(three_sets(), WEIGHTS, segments=True)
+    assert all(same(batch, alone.batch(step)) for step, batch in zip(steps, together, strict=True))
+
+
+def test_a_batch_stays_as_it_is_when_the_next_is_read() -> None:
+    loader = training(three_sets(), WEIGHTS)
+    batch = loader.batch(0)
+    before = batch.tokens.copy()
+    loader.batch(1)
+    assert np.array_equal(batch.tokens, before)
+
+
+def test_the_order_of_the_mapping_changes_nothing() -> None:
+    loader = training(three_sets(), WEIGHTS)
+    turned = training(dict(reversed(three_sets().items())), dict(reversed(WEIGHTS.items())))
+    assert all(np.array_equal(loader.batch(step).tokens, turned.batch(step).tokens) for step in range(20))
+    assert loader.plan_digest == turned.plan_digest
+
+
+def test_adding_a_set_leaves_the_windows_of_the_others_in_their_order() -> None:
+    def windows_of_a(loader: TrainingLoader, steps: int) -> list[int]:
+        return [window for step in range(steps) for name, window in loader.sources(step) if name == "a"]
+
+    more = {"0": numbered(99, first=5000), **three_sets(), "z": numbered(99, first=6000)}
+    with_more = windows_of_a(training(more, {"0": 0.3, "z": 0.4, **WEIGHTS}), 60)
+    without = windows_of_a(training(three_sets(), WEIGHTS), 60)
+    assert with_more == without[: len(with_more)]
+    assert len(with_more) > 100
+
+
+def test_the_seed_changes_the_order() -> None:
+    assert not np.array_equal(
+        training(three_sets(), WEIGHTS).batch(0).tokens, training(three_sets(), WEIGHTS, seed=4).batch(0).tokens
+    )
+
+
+# ---- shares, epochs, limits ------------------------------------------------------------------------------------------
+
+
+def test_every_block_has_exact_shares() -> None:
+    loader = training(three_sets(), WEIGHTS, global_batch_size=10, mixture_block=10)
+    for step in range(50):
+        assert Counter(name for name, _ in loader.sources(step)) == {"a": 5, "b": 3, "c": 2}
+
+
+def test_every_epoch_of_a_set_covers_each_window_once() -> None:
+    loader = training(three_sets(), WEIGHTS)
+    drawn: dict[str, list[int]] = {"a": [], "b": [], "c": []}
+    for step in range(200):
+        for name, window in loader.sources(step):
+            drawn[name].append(window)
+    for name, windows in (("a", 79), ("b", 29), ("c", 11)):
+        epochs = [drawn[name][first : first + windows] for first in range(0, len(drawn[name]) - windows, windows)]
+        assert len(epochs) > 3
+        assert all(sorted(epoch) == list(range(windows)) for epoch in epochs)
+        assert epochs[0] != epochs[1]
+
+
+def test_sequences_seen_and_epochs_are_those_that_were_read() -> None:
+    loader = training(three_sets(), WEIGHTS)
+    seen: Counter[str] = Counter({"a": 0, "b": 0, "c": 0})
+    for step in range(30):
+        assert loader.sequences_seen(step) == seen
+        assert loader.epochs(step) == {"a": seen["a"] / 79, "b": seen["b"] / 29, "c": seen["c"] / 11}
+        seen.update(name for name, _ in loader.sources(step))
+
+
+def test_sets_of_weight_zero_are_never_drawn_nor_opened() -> None:
+    loader = training({"a": numbered(100)}, {"a": 1, "too_short": 0, "absent": 0.0})
+    assert {name for step in range(40) for name, _ in loader.sources(step)} == {"a"}
+    assert loader.epochs(5) == {"a": 40 / 19}
+
+
+def test_a_sequence_longer_than_the_data_names_the_set_and_its_tokens() -> None:
+    with pytest.raises(RequestError) as caught:
+        training({"long": numbered(100), "short": numbered(20)}, {"long": 1, "short": 1}, sequence_length=20)
+    first_line = str(caught.value).splitlines()[0]
+    assert all(word in first_line for word in ("data.sequence_length", "20", "'short'", "20 tokens"))
+
+
+def test_a_set_of_exactly_one_sequence_is_enough() -> None:
+    batch = training({"a": numbered(21)}, {"a": 1}, sequence_length=20).batch(10**6)
+    assert (batch.tokens == np.arange(21)).all()
+
+
+def test_an_empty_set_is_an_error() -> None:
+    for empty in (Tokens([]), token_set([[], []])):
+        with pytest.raises(RequestError, match="0 tokens"):
+            training({"a": empty}, {"a": 1})
+
+
+def test_the_tail_that_fills_no_sequence_is_left_out() -> None:
+    tokens = np.concatenate([training({"a": numbered(19)}, {"a": 1}).batch(step).tokens for step in range(9)])
+    assert tokens.max() == 15
+
+
+def test_a_trillion_tokens_and_a_step_beyond_32_bits_cost_no_memory() -> None:
+    # shards of 2^40 tokens without memory behind them: every token is the same
+    huge = Tokens(
+        [Shard(np.lib.stride_tricks.as_strided(np.array([7], np.int32), (2**40,), (0,)), np.array([0, 2**40]))] * 3
+    )
+    keywords = {"sequence_length": 1024, "mixture_block": 2048, "global_batch_size": 64, "segments": True}
+    loader = training({"huge": huge, "other": huge}, {"huge": 0.7, "other": 0.3}, **keywords)
+    tracemalloc.start()
+    for step in (0, 2**31 + 5, 2**40):
+        batch = loader.batch(step)
+        assert (batch.tokens == 7).all()
+        assert (batch.segment_ids == 0).all()
+        assert {window * 1024 < 3 * 2**40 for _, window in loader.sources(step)} == {True}
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 30_000_000
+    assert sum(loader.sequences_seen(2**40).values()) == 2**46
+    assert max(window for _, window in loader.sources(2**31 + 5)) > 2**30
+
+
+# ---- the digest of the plan ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"seed": 4}, {"sequence_length": 6}, {"mixture_block": 10}, {"global_batch_size": 9}],
+    ids=lambda change: next(iter(change)),
+)
+def test_whatever_determines_the_order_is_in_the_plan_digest(change: dict[str, int]) -> None:
+    assert training(three_sets(), WEIGHTS, **change).plan_digest != training(three_sets(), WEIGHTS).plan_digest
+
+
+def test_names_weights_and_sizes_of_the_sets_are_in_the_plan_digest() -> None:
+    sets = three_sets()
+    digests = {
+        training(sets, WEIGHTS).plan_digest,
+        training(sets, {**WEIGHTS, "a": 0.4}).plan_digest,
+        training({**sets, "a": numbered(401)}, WEIGHTS).plan_digest,
+        training({"a": sets["a"], "b": sets["b"], "d": sets["c"]}, {"a": 0.5, "b": 0.3, "d": 0.2}).plan_digest,
+        training({"a": sets["b"], "b": sets["a"], "c": sets["c"]}, WEIGHTS).plan_digest,
+    }
+    assert len(digests) == 5
+
+
+def test_the_plan_digest_leaves_out_what_does_not_move_a_token() -> None:
+    digest = training(three_sets(), WEIGHTS).plan_digest
+    assert len(digest) == 32
+    assert training(three_sets(), WEIGHTS, segments=True).plan_digest == digest
+    assert training(three_sets(), {**WEIGHTS, "unused": 0}).plan_digest == digest
+    assert training({**three_sets(), "b": token_set([[3] * 50], first=9)}, WEIGHTS).plan_digest == digest
+
+
+def test_the_plan_digest_of_a_known_plan_is_pinned() -> None:
+    assert training(three_sets(), WEIGHTS).plan_digest == "01eed0c65e7c6985e3f9084eb7ef6c9a"
+
+
+# ---- validation ------------------------------------------------------------------------------------------------------
+
+
+@given(lengths=LENGTHS, sequence_length=st.integers(1, 12), batch_size=st.integers(1, 5), segments=st.booleans())
+def test_every_token_but_the_first_is_a_target_once(
+    lengths: list[list[int]], sequence_length: int, batch_size: int, segments: bool
+) -> None:
+    data = token_set(lengths, first=100)
+    if len(data.flat) < 2:
+        return
+    loader = ValidationLoader(data, sequence_length=sequence_length, batch_size=batch_size, segments=segments)
+    batches = list(loader)
+    assert len(batches) == len(loader)
+    targets = np.concatenate([batch.tokens[:, 1:][batch.mask] for batch in batches])
+    inputs = np.concatenate([batch.tokens[:, :-1][batch.mask] for batch in batches])
+    assert targets.tolist() == data.flat[1:].tolist()
+    assert inputs.tolist() == data.flat[:-1].tolist()
+    assert loader.targets == len(targets)
+    for batch in batches:
+        assert batch.tokens.shape == (batch_size, sequence_length + 1)
+        assert batch.mask.shape == (batch_size, sequence_length)
+        assert (batch.segment_ids is None) == (not segments)
+
+
+@given(lengths=LENGTHS, sequence_length=st.integers(1, 12), batch_size=st.integers(1, 5))
+def test_validation_segments_are_documents_and_padding_is_one_more(
+    lengths: list[list[int]], sequence_length: int, batch_size: int
+) -> None:
+    data = token_set(lengths)
+    if len(data.flat) < 2:
+        return
+    loader = ValidationLoader(data, sequence_length=sequence_length, batch_size=batch_size, segments=True)
+    found = np.concatenate([batch.segment_ids for batch in loader])
+    for window, row in enumerate(found):
+        documents = data.document_numbers[window * sequence_length :][: sequence_length + 1]
+        if len(documents) < 2:  # not one target
+            assert not row.any()
+            continue
+        padded = np.concatenate([documents, np.full(sequence_length + 1 - len(documents), documents[-1] + 1)])
+        assert row.tolist() == np.unique(padded, return_inverse=True)[1].tolist()
+
+
+def test_hosts_may_share_the_rows_of_a_validation_batch() -> None:
+    loader = ValidationLoader(numbered(97), sequence_length=5, batch_size=8, segments=True)
+    for number, batch in enumerate(loader):
+        parts = [loader.batch(number, slice(first, first + 2)) for first in range(0, 8, 2)]
+        for field in ("tokens", "segment_ids", "mask"):
+            assert np.array_equal(np.concatenate([getattr(part, field) for part in parts]), getattr(batch, field))
+
+
+def test_a_validation_set_shorter_than_a_sequence_is_padded() -> None:
+    (batch,) = ValidationLoader(numbered(4, first=9), sequence_length=6, batch_size=2, segments=False)
+    assert batch.tokens.tolist() == [[9, 10, 11, 12, 0, 0, 0], [0] * 7]
+    assert batch.mask.tolist() == [[True] * 3 + [False] * 3, [False] * 6]
+
+
+@pytest.mark.parametrize("tokens", [0, 1])
+def test_a_validation_set_without_a_target_is_an_error(tokens: int) -> None:
+    with pytest.raises(RequestError, match=f"at least 2 tokens, this one has {tokens}"):
+        ValidationLoader(token_set([[tokens]]), sequence_length=4, batch_size=2, segments=False)
