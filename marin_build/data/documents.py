@@ -20,7 +20,7 @@ import zstandard
 
 from marin_build.data.sources import unreadable
 from marin_build.errors import RequestError
-from marin_build.recipe.sources import JsonLines, PlainText
+from marin_build.recipe.sources import JsonLines, PlainText, TextFormat
 
 CHUNK_BYTES = 1 << 20
 ZSTD_FEED_BYTES = 16 << 10
@@ -53,6 +53,19 @@ class Rejection:
 
 def is_compressed(name: str) -> bool:
     return name.lower().endswith(GZIP + ZSTD)
+
+
+def supported(format: TextFormat, target: str) -> JsonLines | PlainText:
+    """The format, where documents can be read from it.
+
+    Raises:
+        RequestError: that is not built yet.
+    """
+    if isinstance(format, JsonLines | PlainText):
+        return format
+    raise RequestError(
+        f"{target}: format.type {format.type} is not supported yet; convert the files to JSON lines, with type: jsonl"
+    )
 
 
 def check_format(name: str) -> None:

@@ -13,7 +13,7 @@ from marin_build.artifact.context import BuildContext, BuildResult, Dependency
 from marin_build.artifact.digest import hash_bytes
 from marin_build.artifact.store import TEMPORARY
 from marin_build.data.crew import cores, make_crew
-from marin_build.data.documents import can_be_cut, check_format, is_compressed
+from marin_build.data.documents import can_be_cut, check_format, is_compressed, supported
 from marin_build.data.durable import json_bytes, remove
 from marin_build.data.foreman import Foreman
 from marin_build.data.ledger import Policy, shard_stem, sidecar_of, write_ledger
@@ -27,6 +27,9 @@ from marin_build.recipe.schema import TokenBudget, TokenizedRecipe
 
 MAX_SHARD_BYTES = 128 << 20
 """A text has at most about as many ids as bytes, so no shard holds more than about 128 M of them."""
+
+BYTES_WORTH_A_PROCESS = 2 << 20
+"""Starting a process takes about as long as encoding this much text."""
 
 
 def build(context: BuildContext) -> BuildResult:
@@ -46,8 +49,7 @@ def build(context: BuildContext) -> BuildResult:
     for file in files:
         check_format(file.name)
     _sweep_unfinished(context.folder)
-    size = min(context.settings.processes or cores(), _ranges(files, assignment.policy))
-    crew = make_crew(assignment, size)
+    crew = make_crew(assignment, _crew_size(context, files, assignment.policy))
     try:
         with Progress(context.logger, "tokenizing", sum(f.bytes for f in files), _budget(recipe)) as progress:
             foreman = Foreman(context, assignment, files, _budget(recipe), crew, progress)
@@ -78,7 +80,7 @@ def _assignment(context: BuildContext, recipe: TokenizedRecipe, tokenizer: Loade
         vocabulary_size=tokenizer.vocab_size,
         bos_id=_special(context, recipe, "bos", tokenizer.bos_id) if recipe.add_bos else None,
         eos_id=_special(context, recipe, "eos", tokenizer.eos_id) if recipe.add_eos else None,
-        format=recipe.format,
+        format=supported(recipe.format, str(context.target)),
         shard_bytes=recipe.shard_bytes,
     )
     folder = context.dependencies[recipe.tokenizer].folder
@@ -105,12 +107,12 @@ def _in_order(files: list[SourceFile], budget: TokenBudget | None) -> list[Sourc
     return sorted(files, key=lambda file: (hash_bytes(json_bytes([budget.seed, file.name])), file.name))
 
 
-def _ranges(files: list[SourceFile], policy: Policy) -> int:
-    """How many jobs there are at most."""
+def _crew_size(context: BuildContext, files: list[SourceFile], policy: Policy) -> int:
+    """Processes: as many as the settings say, but no more than there are ranges, and none for a small text alone."""
     cut = can_be_cut(policy.format)
-    return (
-        sum(-(-file.bytes // policy.shard_bytes) if cut and not is_compressed(file.name) else 1 for file in files) or 1
-    )
+    ranges = [-(-file.bytes // policy.shard_bytes) if cut and not is_compressed(file.name) else 1 for file in files]
+    worth = -(-sum(file.bytes for file in files) // BYTES_WORTH_A_PROCESS)
+    return max(1, min(context.settings.processes or cores(), sum(ranges), worth))
 
 
 # ---- before and after ------------------------------------------------------------------------------------------------

@@ -15,7 +15,15 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 
 from marin_build.artifact.context import BuildContext, BuildResult
 from marin_build.data.adoption import adopted_files
-from marin_build.data.documents import Rejection, check_format, decompressed, read_chunks, read_document, units
+from marin_build.data.documents import (
+    Rejection,
+    check_format,
+    decompressed,
+    read_chunks,
+    read_document,
+    supported,
+    units,
+)
 from marin_build.data.durable import json_bytes, write_whole
 from marin_build.data.encoder import byte_characters
 from marin_build.data.progress import Progress
@@ -107,7 +115,7 @@ def with_roles(config: dict[str, Any], roles: SpecialTokens) -> dict[str, Any]:
 
 def _train(context: BuildContext, wanted: TrainedTokenizer, metrics: dict[str, float | int]) -> Tokenizer:
     """Byte-level BPE; the same text gives the same merges, whatever the number of threads."""
-    specials = sum(getattr(wanted.special_tokens, role) is not None for role in ROLES)
+    specials = len(wanted.special_tokens.given)
     size = wanted.vocabulary_size - specials
     if size < 256:
         raise RequestError(
@@ -122,7 +130,11 @@ def _train(context: BuildContext, wanted: TrainedTokenizer, metrics: dict[str, f
     trainer = trainers.BpeTrainer(
         vocab_size=size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=[], show_progress=False
     )
-    files = [(file, text.format) for text in wanted.text for file in _text_files(context, text.target, text.files)]
+    files = [
+        (file, supported(text.format, str(context.target)))
+        for text in wanted.text
+        for file in _text_files(context, text.target, text.files)
+    ]
     with Progress(context.logger, "training the tokenizer", sum(file.bytes for file, _ in files)) as progress:
         tokenizer.train_from_iterator(_batches(context, files, progress, metrics), trainer)
     if tokenizer.get_vocab_size() < size:

@@ -252,9 +252,9 @@ def test_a_damaged_stream_always_stops_the_build(workbench, case, max_bad_docume
 
 
 def test_compressed_bytes_under_a_plain_name_say_so(workbench):
-    with pytest.raises(RequestError, match="looks compressed by gzip: give it the ending .gz"):
+    with pytest.raises(RequestError, match=r"looks compressed by gzip: give it the ending .gz"):
         tokenized(workbench, gzip.compress(joined(*NOISE)))
-    with pytest.raises(RequestError, match="looks compressed by zstd: give it the ending .zst"):
+    with pytest.raises(RequestError, match=r"looks compressed by zstd: give it the ending .zst"):
         tokenized(workbench, zstandard.compress(joined(*NOISE)))
     with pytest.raises(RequestError, match="looks like UTF-16"):
         tokenized(workbench, joined(*GOOD).decode().encode("utf-16"))
@@ -262,7 +262,7 @@ def test_compressed_bytes_under_a_plain_name_say_so(workbench):
 
 @pytest.mark.parametrize("name", ["corpus.parquet", "corpus.jsonl.bz2", "corpus.XZ"])
 def test_other_formats_are_refused_by_their_ending(workbench, name):
-    with pytest.raises(RequestError, match="neither plain text, .gz nor .zst"):
+    with pytest.raises(RequestError, match=r"neither plain text, .gz nor .zst"):
         tokenized(workbench, b"data", name)
 
 
