@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -26,12 +27,13 @@ COLOURS = {
     State.damaged: "bold red",
 }
 FILES_SHOWN = 12
+UNCUT_WIDTH = 1000
 
 
 def console() -> Console:
-    """Without colours and as wide as its content when the output is a file or a pipe."""
-    out = Console(highlight=False)
-    return out if out.is_terminal else Console(highlight=False, width=10_000, soft_wrap=True)
+    """As wide as its content, without colours, when the output is a file or a pipe, so that no word is cut."""
+    out = Console(highlight=False, soft_wrap=True)
+    return out if out.is_terminal else Console(highlight=False, soft_wrap=True, width=UNCUT_WIDTH)
 
 
 def show_states(statuses: Sequence[Status]) -> None:
@@ -99,7 +101,7 @@ def show_record(record: Record, folder: Path, status: Status) -> None:
             "made from" if entry in record.dependencies else "measured on", f"{entry['name']}/{entry['version']}"
         )
     for key, value in record.provenance.items():
-        facts.add_row(escape(str(key)), escape(_short(value)))
+        facts.add_row(escape(str(key)), escape(_short(key, value)))
     for entry in record.accepted:
         facts.add_row("accepted", escape(f"{entry['reason']} ({entry['user']}, {entry['time']})"))
     out.print(facts)
@@ -156,8 +158,18 @@ def readable_bytes(count: int) -> str:
     return f"{size:.1f} TB"
 
 
-def _short(value: Any) -> str:
-    text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
+def _short(key: str, value: Any) -> str:
+    """One line for a field of the provenance; `--json` has all of it."""
+    if key == "command":
+        text = shlex.join(value)
+    elif key == "code":
+        text = f"digest {value['digest']}, {len(value['modules'])} modules"
+    elif key == "attempts":
+        text = ", ".join(attempt["id"] for attempt in value)
+    elif isinstance(value, dict):
+        text = ", ".join(f"{name} {item}" for name, item in value.items())
+    else:
+        text = "" if value is None else str(value)
     return text if len(text) <= 200 else text[:199] + "…"
 
 
