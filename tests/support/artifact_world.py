@@ -1,6 +1,6 @@
 """A small world of recipes, artifacts and a builder, for tests of the truth; also a program, to be killed for real.
 
-    python artifact_world.py FOLDER TARGET [--parts N] [--part-seconds S] [--lease-seconds S] [--force RUN] [--run RUN] [--wait]
+    python artifact_world.py FOLDER TARGET [--parts N] [--part-seconds S] [--lease-seconds S] [--force RUN] [--wait] …
 
 builds one target below FOLDER and exits with the code of the error, if any.
 """
@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from marin_build.artifact.context import BuildContext, BuildResult
-from marin_build.artifact.digest import hash_bytes
 from marin_build.artifact.examine import Status, examine
 from marin_build.artifact.publish import Builder, Outcome, build
 from marin_build.artifact.record import Record, read_record
@@ -27,7 +26,7 @@ from marin_build.artifact.store import Store
 from marin_build.artifact.verify import Report, verify
 from marin_build.errors import MarinError, Stopped
 from marin_build.recipe.load import RecipeBook
-from marin_build.recipe.target import Target, parse_target
+from marin_build.recipe.target import parse_target
 from marin_build.settings import Settings
 
 RAW = "raw/a/2026.06.28"

@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from artifact_world import WATCHED, in_child, killed_at, watched
+
+from marin_build.artifact import store as store_module
+from marin_build.artifact.store import LOCK, Store, disk_error
+from marin_build.errors import LeasedError, MarinError, RequestError
+from marin_build.recipe.target import Target
+
+TARGET = Target("raw/a", "2026.06.28")
+NAME = "small.json"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "artifacts")
+
+
+def test_an_object_store_is_refused_with_what_is_possible():
+    with pytest.raises(RequestError, match="'gs://bucket/x': object stores are not supported yet; needs a folder"):
+        Store("gs://bucket/x")
+
+
+def test_what_was_written_is_read_and_what_is_not_there_is_none(store: Store):
+    assert store.read(TARGET, NAME) is None
+    store.replace(TARGET, NAME, b"one")
+    store.replace(TARGET, NAME, b"two")
+    assert store.read(TARGET, NAME) == b"two"
+    store.delete(TARGET, NAME)
+    store.delete(TARGET, NAME)
+    assert store.read(TARGET, NAME) is None
+    assert os.listdir(store.folder(TARGET)) == []
+
+
+def test_only_the_first_of_two_creations_succeeds(store: Store):
+    assert store.create(TARGET, NAME, b"first")
+    assert not store.create(TARGET, NAME, b"second")
+    assert store.read(TARGET, NAME) == b"first"
+    assert os.listdir(store.folder(TARGET)) == [NAME]
+
+
+def test_of_many_racing_creations_exactly_one_succeeds(store: Store):
+    won: list[int] = []
+    barrier = threading.Barrier(16)
+
+    def create(number: int) -> None:
+        barrier.wait()
+        if store.create(TARGET, NAME, str(number).encode()):
+            won.append(number)
+
+    threads = [threading.Thread(target=create, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(won) == 1
+    assert store.read(TARGET, NAME) == str(won[0]).encode()
+
+
+def test_a_writer_killed_at_any_call_leaves_the_old_bytes_or_the_new_ones(store: Store):
+    store.replace(TARGET, NAME, b"old")
+    outcomes = []
+    for call in range(1, 40):
+        store.replace(TARGET, NAME, b"old")
+        code = killed_at(call, lambda: store.replace(TARGET, NAME, b"new" * 100))
+        outcomes.append(store.read(TARGET, NAME))
+        assert outcomes[-1] in (b"old", b"new" * 100)
+        if code == 0:
+            break
+    assert outcomes.count(b"old") >= 4, "open, write, fsync and replace leave the old one when killed before"
+    assert outcomes[-1] == b"new" * 100
+
+
+def test_bytes_and_name_are_on_disk_before_the_call_returns(store: Store):
+    """The order that survives a power cut: write, fsync the file, rename, fsync the folder."""
+    store.replace(TARGET, NAME, b"old")
+    calls: list[str] = []
+    with watched(lambda name, arguments: calls.append(name)):
+        store.replace(TARGET, NAME, b"new")
+    assert [c for c in calls if c != "open"][:4] == ["write", "fsync", "replace", "fsync"]
+    assert set(calls) <= set(WATCHED)
+
+
+def test_a_new_folder_is_made_durable_in_every_folder_above_it(tmp_path: Path):
+    made: list[str] = []
+
+    def see(name: str, arguments: tuple[object, ...]) -> None:
+        made.append(name)
+
+    with watched(see):
+        Store(tmp_path / "p").replace(TARGET, NAME, b"x")
+    assert made.count("mkdir") == 4
+    assert made.count("fsync") == 4 + 2
+
+
+def test_the_lock_keeps_another_process_out_until_it_ends(store: Store, tmp_path: Path):
+    inside = tmp_path / "inside"
+
+    def hold_and_die() -> None:
+        with store.lock(TARGET):
+            inside.touch()
+            time.sleep(0.2)
+            os._exit(9)
+
+    pid = os.fork()
+    if pid == 0:
+        hold_and_die()
+    while not inside.exists():
+        time.sleep(0.005)
+    with store.lock(TARGET):
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+    assert LOCK not in os.listdir(store.folder(TARGET))
+
+
+def test_threads_and_processes_that_share_a_lock_never_overlap(store: Store, tmp_path: Path):
+    counter = tmp_path / "counter"
+    counter.write_text("0")
+
+    def add(times: int) -> None:
+        for _ in range(times):
+            with store.lock(TARGET):
+                counter.write_text(str(int(counter.read_text()) + 1))
+
+    pids = []
+    for _ in range(3):
+        pid = os.fork()
+        if pid == 0:
+            add(40)
+            os._exit(0)
+        pids.append(pid)
+    threads = [threading.Thread(target=add, args=(40,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for pid in pids:
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert counter.read_text() == "200"
+
+
+def test_a_lock_that_is_held_too_long_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(store_module, "LOCK_WAIT_SECONDS", 0.05)
+
+    def wait_in_vain() -> None:
+        with store.lock(TARGET):
+            pass
+
+    with store.lock(TARGET):
+        assert in_child(wait_in_vain) == LeasedError.exit_code
+    assert in_child(wait_in_vain) == 0
+
+
+def test_a_file_in_place_of_the_prefix_is_named(tmp_path: Path):
+    (tmp_path / "artifacts").write_text("not a folder")
+    store = Store(tmp_path / "artifacts")
+    assert store.read(TARGET, NAME) is None
+    with pytest.raises(RequestError, match=f"cannot write {tmp_path}/artifacts: Not a directory"):
+        store.replace(TARGET, NAME, b"x")
+    with pytest.raises(RequestError, match="Not a directory"), store.lock(TARGET):
+        pass
+
+
+def test_a_file_in_place_of_a_name_is_named(store: Store):
+    store.prefix.mkdir()
+    (store.prefix / "raw").write_text("")
+    with pytest.raises(RequestError, match="artifacts/raw: Not a directory"):
+        store.replace(TARGET, NAME, b"x")
+
+
+def test_a_full_disk_is_told_in_one_line_with_bytes_needed_and_free(tmp_path: Path):
+    error = OSError(errno.ENOSPC, "No space left on device")
+    first = str(disk_error(error, tmp_path / "gone" / "x", 123_456)).splitlines()[0]
+    free = os.statvfs(tmp_path)
+    assert first.startswith(f"the disk is full: {tmp_path}/gone/x: 123,456 bytes needed, ")
+    assert first.endswith(" free")
+    assert abs(int(first.split()[-2].replace(",", "")) - free.f_bavail * free.f_frsize) < 1 << 30
+
+
+def test_a_failing_disk_is_told_with_the_path(tmp_path: Path):
+    error = disk_error(OSError(errno.EIO, "Input/output error"), tmp_path / "x")
+    assert str(error) == f"{tmp_path}/x: Input/output error"
+    assert type(error) is MarinError
