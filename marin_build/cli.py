@@ -215,10 +215,10 @@ def bump(options: argparse.Namespace) -> int:
 
 
 def pin(options: argparse.Namespace) -> int:
-    from marin_build.recipe import edit
+    from marin_build.pin import pin as pin_source
 
     place = Workplace(options)
-    print(edit.pin(place.book, place.existing(options.target), options.revision))
+    print(pin_source(place.book, place.existing(options.target), options.revision))
     return 0
 
 

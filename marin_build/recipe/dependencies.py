@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from marin_build.errors import RecipeError
+from marin_build.recipe.consistency import check_run
 from marin_build.recipe.fields import UNRESOLVED
 from marin_build.recipe.schema import CheckpointRecipe, Recipe, TokenizedRecipe, TokenizerRecipe, TrainedTokenizer
 from marin_build.recipe.sources import ArtifactSource
@@ -68,7 +69,8 @@ def closure(
     """`targets` and all that they need, each once, dependencies first.
 
     Raises:
-        RecipeError: a recipe that is missing or wrong, a fixed version that needs a `dev` one, or a cycle.
+        RecipeError: a recipe that is missing, wrong or at odds with another, a fixed version that needs a `dev` one, or
+            a cycle.
     """
     done: dict[Target, None] = {}
     for root in targets:
@@ -77,6 +79,7 @@ def closure(
             target, rest = next(reversed(chain.items()))
             dependency = next(rest, None)
             if dependency is None:
+                check_run(book, target, edges(book.load(target)))
                 done[target] = None
                 del chain[target]
             elif dependency in chain:
@@ -97,7 +100,7 @@ def _dependencies(book: RecipeBook, target: Target, edges: Callable[[Recipe], tu
         if not book.exists(dependency):
             raise RecipeError(
                 f"{book.where(target, text)}: {text!r} has no recipe: {book.shown(dependency)} does not exist\n"
-                f"  needed by {target}\n{book.suggest(text)}"
+                f"  needed by {target}\n{book.suggest(text)}\n  marin-build new {text} writes one to start from"
             )
         yield dependency
 

@@ -17,7 +17,7 @@ from marin_build.recipe.document import dotted, parse_document
 from marin_build.recipe.header import plain
 from marin_build.recipe.load import validate
 from marin_build.recipe.pages import page
-from marin_build.recipe.target import Target, parse_target
+from marin_build.recipe.target import Target, check_version
 
 if TYPE_CHECKING:
     from marin_build.recipe.load import RecipeBook
@@ -45,7 +45,9 @@ def bump(book: RecipeBook, target: Target, version: str | None = None, today: da
     """
     validate(book.document(target), target.kind)
     old = book.read(target).decode("utf-8")
-    copy = parse_target(f"{target.name}/{version}") if version else _free(book, target, today or date.today())
+    if version:
+        check_version(version, f"{target.name}/{version}")
+    copy = Target(target.name, version) if version else _free(book, target, today or date.today())
     _refuse_existing(book, copy)
     return _create(book, copy, _renamed(old, target, copy))
 
@@ -85,13 +87,14 @@ def _span(text: str, path: FieldPath) -> tuple[int, int]:
     """Where the scalar at `path` begins and ends in `text`."""
     import yaml
 
-    node: Any = yaml.compose(text, yaml.CSafeLoader)
+    mark = len(text) - len(text.removeprefix("\ufeff"))
+    node: Any = yaml.compose(text[mark:], yaml.CSafeLoader)
     for part in path:
         if isinstance(part, int):
             node = node.value[part]
         else:
             node = next(value for key, value in node.value if key.value == part)
-    return node.start_mark.index, node.end_mark.index
+    return mark + node.start_mark.index, mark + node.end_mark.index
 
 
 def _refuse_existing(book: RecipeBook, target: Target) -> None:

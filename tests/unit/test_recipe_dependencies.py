@@ -59,6 +59,7 @@ def test_a_missing_dependency_names_who_needs_it_and_what_was_meant(recipe_tree)
         "raw/embeded/2026.06.28.yaml does not exist",
         "  needed by tokenized/bpe/train/2026.06.28",
         "  did you mean raw/embedded/2026.06.28?",
+        "  marin-build new raw/embeded/2026.06.28 writes one to start from",
     ]
 
 
@@ -79,11 +80,10 @@ def test_a_fixed_version_may_not_need_a_dev_one(recipe_tree, target, old):
 
 
 def test_a_dev_version_may_need_a_dev_one(recipe_tree):
-    recipe_tree.write("tokenizers/bpe/my-dev", recipe_tree.text("tokenizers/bpe/2026.06.28"))
-    recipe_tree.write(
-        "checkpoints/tiny/dev", recipe_tree.text(str(TINY)).replace("bpe/2026.06.28\n", "bpe/my-dev\n", 1)
-    )
-    assert parse_target("tokenizers/bpe/my-dev") in closure(recipe_tree.book, [parse_target("checkpoints/tiny/dev")])
+    fixed, dev = "tokenized/bpe/train/2026.06.28", "tokenized/bpe/train/my-dev"
+    recipe_tree.write(dev, recipe_tree.text(fixed))
+    recipe_tree.write("checkpoints/tiny/dev", recipe_tree.text(str(TINY)).replace(fixed, dev))
+    assert parse_target(dev) in closure(recipe_tree.book, [parse_target("checkpoints/tiny/dev")])
 
 
 def test_a_cycle_is_named_in_full(recipe_tree):
@@ -110,3 +110,28 @@ def test_unresolved_sources_are_listed_by_field(recipe_tree):
     assert unresolved(book.load(parse_target("raw/files/2026.06.28"))) == ["source.digest"]
     assert unresolved(book.load(parse_target("tokenizers/hub/2026.06.28"))) == ["tokenizer.source.revision"]
     assert unresolved(book.load(TINY)) == []
+
+
+@pytest.mark.parametrize("edges", [needs, identity_dependencies])
+def test_a_run_has_one_tokenizer(recipe_tree, edges):
+    recipe_tree.edit("tokenized/bpe/train/2026.06.28", "tokenizers/bpe/", "tokenizers/bytes/")
+    with pytest.raises(
+        RecipeError,
+        match=r":4: data\.train\.train\.target: 'tokenized/bpe/train/2026.06.28' is tokenized with tokenizers/bytes/",
+    ):
+        closure(recipe_tree.book, [TINY], edges)
+
+
+def test_what_a_run_is_measured_on_has_its_tokenizer_too(recipe_tree):
+    recipe_tree.edit("tokenized/bpe/validation/2026.06.28", "tokenizers/bpe/", "tokenizers/bytes/")
+    closure(recipe_tree.book, [TINY], identity_dependencies)
+    with pytest.raises(RecipeError, match=r":48: measure\.validation\.sets\.paloma/c4_en: "):
+        closure(recipe_tree.book, [TINY])
+
+
+def test_the_vocabulary_holds_every_id_of_the_tokenizer(recipe_tree):
+    recipe_tree.edit(str(TINY), "vocab_size: 2048", "vocab_size: 2047")
+    with pytest.raises(RecipeError, match=r":11: model\.vocab_size: needs at least 2048, the ids of .*, seen 2047$"):
+        closure(recipe_tree.book, [TINY])
+    recipe_tree.edit(str(TINY), "vocab_size: 2047", "vocab_size: 2176")
+    assert closure(recipe_tree.book, [TINY])
