@@ -8,6 +8,7 @@ import json
 import os
 import random
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +49,7 @@ def texts_of(token_set: TokenizedSet) -> list[str]:
     """The documents, without the EOS after each."""
     texts = []
     for shard in token_set.shards:
-        for start, end in zip(shard.offsets, shard.offsets[1:], strict=False):
+        for start, end in pairwise(shard.offsets):
             assert shard.ids[end - 1] == 257
             texts.append(bytes(shard.ids[start : end - 1].astype(np.uint8)).decode())
     return texts
