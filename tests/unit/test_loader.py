@@ -64,7 +64,9 @@ def small_plans() -> Iterator[None]:
 
 
 def numbered(tokens: int, first: int = 0) -> Tokens:
-    return token_set([[tokens // 2], [tokens - tokens // 2]], first=first)
+    """Two shards of documents of 7 tokens and less."""
+    halves = (tokens // 2, tokens - tokens // 2)
+    return token_set([[7] * (half // 7) + [half % 7] for half in halves], first=first)
 
 
 def training(sets: dict[str, Tokens], weights: dict[str, float], **changes: Any) -> TrainingLoader:
@@ -90,7 +92,8 @@ def test_rows_are_the_windows_that_they_say_across_any_shards(
     data = token_set(lengths)
     if len(data.flat) <= sequence_length:
         return
-    loader = training({"a": data}, {"a": 1.0}, sequence_length=sequence_length, segments=segments)
+    keywords = {"sequence_length": sequence_length, "segments": segments, "global_batch_size": 25}
+    loader = training({"a": data}, {"a": 1.0}, **keywords)
     for step in range(3):
         batch = loader.batch(step)
         for row, (name, window) in enumerate(loader.sources(step)):

@@ -71,7 +71,8 @@ def test_a_weight_below_one_sequence_is_served_by_its_remainder() -> None:
 
 
 @given(
-    weights=st.dictionaries(NAMES, st.integers(1, 50), min_size=1, max_size=6), scale=st.sampled_from(["0.1", "0.01", "7", "1e-6"])
+    weights=st.dictionaries(NAMES, st.integers(1, 50), min_size=1, max_size=6),
+    scale=st.sampled_from(["0.1", "0.01", "7", "1e-6"]),
 )
 def test_only_the_proportions_of_weights_matter(weights: dict[str, int], scale: str) -> None:
     scaled = {name: float(Decimal(scale) * weight) for name, weight in weights.items()}
@@ -102,6 +103,14 @@ def test_a_weight_without_a_slot_names_the_field_the_set_and_the_block_that_work
     first_line = str(caught.value).splitlines()[0]
     for word in ("data.mixture_block", "32", "'small'", "51"):
         assert word in first_line
+
+
+def test_all_sets_without_a_slot_are_named_the_smallest_first() -> None:
+    with pytest.raises(RequestError) as caught:
+        block_counts({"big": 1, "less": 0.002, "least": 0.001}, 8)
+    first_line, second_line, *_ = str(caught.value).splitlines()
+    assert "'least' (share 0.000997)" in first_line
+    assert second_line.endswith(": least, less")
 
 
 @given(weights=st.dictionaries(NAMES, st.integers(1, 200), min_size=1, max_size=5), block=st.integers(1, 60))
