@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -193,8 +194,12 @@ class Repository:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Repository:
-    folder = tmp_path / "repository"
-    return make_repository(folder)
+    return make_repository(tmp_path / "repository")
+
+
+@pytest.fixture(scope="session")
+def new_repository() -> Callable[[Path], Repository]:
+    return make_repository
 
 
 def make_repository(folder: Path) -> Repository:
@@ -220,7 +225,7 @@ def make_repository(folder: Path) -> Repository:
 
 @pytest.fixture
 def snakemake(repository: Repository, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
-    """Snakemake's command line in this process: for what starts no jobs, five times as fast."""
+    """Snakemake's command line in this process: fast, but only for what starts no jobs."""
     from snakemake import cli
 
     for name in [name for name in os.environ if name.startswith(("MARIN_", "SNAKEMAKE_"))]:
