@@ -40,7 +40,9 @@ class Batch:
 
 
 class TrainingLoader:
-    """Batches of a weighted mixture of token sets, without end: each set starts a new epoch when it is used up.
+    """Batches of a weighted mixture of token sets, without end: a set that is used up starts a new epoch.
+
+    The last tokens of a set, which fill no sequence, are left out. Sets of weight 0 are not looked at.
 
     Raises:
         RequestError: a weight, block or sequence length that does not fit the data.
@@ -91,6 +93,15 @@ class TrainingLoader:
     def sequences_seen(self, step: int) -> dict[str, int]:
         """Sequences of each set in the batches before `step`."""
         return self.mixture.drawn(step * self._global_batch_size)
+
+    def report(self, steps: int) -> str:
+        """What a run of `steps` steps will read, a line a set: to be shown before training."""
+        epochs, block = self.epochs(steps), self.mixture.block
+        return "\n".join(
+            f"{c.name}: {c.count} of every {block} sequences ({c.count / block:.2%}), "
+            f"{epochs[c.name]:.3g} epochs of {c.windows:,} sequences ({self._tokens[c.name]:,} tokens)"
+            for c in self.mixture.components
+        )
 
     @property
     def plan_digest(self) -> str:

@@ -287,6 +287,12 @@ def test_sequences_seen_and_epochs_are_those_that_were_read() -> None:
         seen.update(name for name, _ in loader.sources(step))
 
 
+def test_the_report_says_share_epochs_and_size_of_every_set() -> None:
+    first, *others = training(three_sets(), WEIGHTS).report(steps=79).splitlines()
+    assert first == "a: 6 of every 12 sequences (50.00%), 4 epochs of 79 sequences (400 tokens)"
+    assert [line.split(":")[0] for line in others] == ["b", "c"]
+
+
 def test_sets_of_weight_zero_are_never_drawn_nor_opened() -> None:
     loader = training({"a": numbered(100)}, {"a": 1, "too_short": 0, "absent": 0.0})
     assert {name for step in range(40) for name, _ in loader.sources(step)} == {"a"}
