@@ -1,0 +1,66 @@
+"""Weights & Biases, when it is wanted: a copy of metrics.jsonl that may fail without stopping anything.
+
+The run folder is `wandb/` of the working directory, as wandb's users expect; offline runs are uploaded with `wandb
+sync`. It is never part of an artifact. The variables of wandb (WANDB_MODE, WANDB_DIR, WANDB_PROJECT, …) keep their
+meaning and win over our settings.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from marin_build.settings import Settings
+
+
+class Tracker:
+    """A run of Weights & Biases, or nothing. The first failure is logged with its reason and ends the tracking."""
+
+    def __init__(
+        self, settings: Settings, *, name: str, run_id: str, config: Mapping[str, Any], logger: logging.Logger
+    ):
+        self._logger = logger
+        self._run: Any = None
+        mode = os.environ.get("WANDB_MODE", settings.wandb)
+        if mode != "disabled":
+            self._attempt("start", lambda: self._start(settings, mode, name, run_id, config))
+
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        if self._run is not None:
+            self._attempt("log", lambda: self._run.log(dict(metrics), step=step))
+
+    def finish(self, exit_code: int = 0) -> None:
+        if self._run is not None:
+            self._attempt("finish", lambda: self._run.finish(exit_code=exit_code))
+            self._run = None
+
+    def _start(self, settings: Settings, mode: str, name: str, run_id: str, config: Mapping[str, Any]) -> None:
+        import wandb
+
+        quiet = wandb.Settings(silent=True, console="off", disable_git=True, save_code=False, program="marin-build")
+        self._run = wandb.init(
+            project=None if "WANDB_PROJECT" in os.environ else settings.wandb_project,
+            entity=None if "WANDB_ENTITY" in os.environ else settings.wandb_entity,
+            name=name,
+            id=run_id,
+            config=dict(config),
+            mode=mode,
+            resume="allow" if mode == "online" else None,
+            settings=quiet,
+        )
+
+    def _attempt(self, what: str, action: Callable[[], Any]) -> None:
+        try:
+            action()
+        except Exception as error:
+            # Whatever it is, training is worth more than its copy: metrics.jsonl has everything.
+            self._run = None
+            self._logger.warning(
+                "Weights & Biases failed to %s and is off for this run (training goes on, metrics.jsonl is complete): "
+                "%s: %s",
+                what,
+                type(error).__name__,
+                error,
+            )
