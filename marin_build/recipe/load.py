@@ -23,6 +23,7 @@ from marin_build.recipe.schema import SCHEMAS, Recipe
 from marin_build.recipe.target import KINDS, Target, is_target, parse_target, version_order
 
 ENDING = ".yaml"
+MAX_LISTED = 12
 
 
 class RecipeBook:
@@ -126,9 +127,8 @@ class RecipeBook:
         name, _, version = ("", "", typed) if typed in versions else typed.rpartition("/")
         name = name or typed
         if name in versions:
-            return (
-                f"  did you mean {name}/{_nearest(version, versions[name])}?\n  versions: {', '.join(versions[name])}"
-            )
+            there = versions[name]
+            return f"  did you mean {name}/{_nearest(version, there)}?\n  versions: {_listed(there)}"
         if names := _near_names(name, typed, list(versions)):
             return "\n".join(f"  did you mean {near}/{_nearest(version, versions[near])}?" for near in names)
         return f"  recipes are in {self.folder}/; `marin-build status` lists them"
@@ -158,6 +158,11 @@ def validate(document: Document, kind: str) -> Recipe:
 def _nearest(version: str, versions: list[str]) -> str:
     """The version that was meant, or else the newest."""
     return (get_close_matches(version, versions, n=1) or versions[-1:])[0]
+
+
+def _listed(versions: list[str]) -> str:
+    more = len(versions) - MAX_LISTED
+    return f"{f'{more} older, ' if more > 0 else ''}{', '.join(versions[-MAX_LISTED:])}"
 
 
 def _near_names(name: str, typed: str, names: list[str]) -> list[str]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 
+import huggingface_hub
 import pytest
 
 from marin_build.errors import MarinError, RequestError
@@ -98,8 +99,6 @@ def test_what_is_made_from_artifacts_has_nothing_to_pin(place, text):
 
 
 def test_the_newest_commit_of_the_hub_is_looked_up_by_kind(place, monkeypatch):
-    import huggingface_hub
-
     asked = []
 
     class Api:
@@ -114,15 +113,24 @@ def test_the_newest_commit_of_the_hub_is_looked_up_by_kind(place, monkeypatch):
     assert place.book.load(ADOPTED).tokenizer.source.revision == "f" * 40
 
 
-def test_without_a_network_the_way_out_is_named(place, monkeypatch):
-    import huggingface_hub
+def refused(monkeypatch):
+    """A hub at a port where nobody answers."""
+    api = huggingface_hub.HfApi
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: api(endpoint="http://127.0.0.1:9"))
 
-    def unreachable(*_, **__):
+
+def offline(monkeypatch):
+    def raises(*_, **__):
         raise huggingface_hub.errors.OfflineModeIsEnabled("offline mode is enabled\nmore")
 
-    monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", unreachable)
+    monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", raises)
+
+
+@pytest.mark.parametrize("network", [refused, offline])
+def test_without_a_network_the_way_out_is_named(place, monkeypatch, network):
+    network(monkeypatch)
     before = place.text(str(ADOPTED))
-    with pytest.raises(MarinError, match=r"cannot be looked up: offline mode is enabled\n.*--revision COMMIT"):
+    with pytest.raises(MarinError, match=r"^the newest commit of gpt2 cannot be looked up: .*\n.*--revision COMMIT$"):
         pin(place.book, ADOPTED)
     assert place.text(str(ADOPTED)) == before
 

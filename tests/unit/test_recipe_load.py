@@ -304,3 +304,11 @@ def test_versions_are_listed_by_date_and_number(recipe_tree):
 def test_a_key_cannot_break_the_message_into_lines(recipe_tree):
     recipe_tree.edit(TINY, "  beta1: 0.9", '  "beta\\n\\u2028x": 0.9')
     assert any(r"optimizer.'beta\n\u2028x': unknown key; did you mean 'beta1'" in line for line in problem(recipe_tree))
+
+
+def test_of_many_versions_the_newest_are_listed(recipe_tree):
+    for number in range(1, 31):
+        recipe_tree.write(f"raw/many/2026.07.01.{number}", recipe_tree.text("raw/hub/2026.06.28"))
+    last = recipe_tree.book.suggest("raw/many/2026.08.01").splitlines()[-1]
+    assert last.startswith("  versions: 18 older, 2026.07.01.19, ")
+    assert last.endswith(", 2026.07.01.30")
