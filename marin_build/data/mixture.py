@@ -132,10 +132,25 @@ def smallest_block(shares: Mapping[str, int], above: int) -> int | None:
     """The smallest block larger than `above` in which each share gets a sequence; None: there is none up to MAX_BLOCK.
 
     It has to be searched: with largest remainders a larger block can give a component fewer sequences. No block below
-    total / (C × smallest share) works, since a remainder among the largest is at least their average over C.
+    total / (C × smallest share) works: the smallest share's remainder, if it is rounded up, is at least each of those
+    rounded down, and with them it makes up a whole sequence.
     """
-    lowest = -(-sum(shares.values()) // (len(shares) * min(shares.values())))
+    total, smallest = sum(shares.values()), min(shares.values())
+    last = max(name for name, share in shares.items() if share == smallest)
+    lowest = -(-total // (len(shares) * smallest))
     for block in range(max(above + 1, lowest), MAX_BLOCK + 1):
-        if 0 not in _largest_remainder(shares, block).values():
+        if _is_served(last, shares, total, block):
             return block
     return None
+
+
+def _is_served(name: str, shares: Mapping[str, int], total: int, block: int) -> bool:
+    """Whether one share gets a sequence; if the smallest does, all do. `_largest_remainder` without its sorting."""
+    if shares[name] * block >= total:
+        return True
+    remainders = {other: share * block % total for other, share in shares.items()}
+    mine = remainders[name]
+    ahead = sum(
+        1 for other, remainder in remainders.items() if remainder > mine or (remainder == mine and other < name)
+    )
+    return ahead < sum(remainders.values()) // total
