@@ -289,7 +289,7 @@ def test_targets_lists_recipes_and_nothing_else(recipe_tree):
     (recipe_tree.folder / "schema").mkdir()
     (recipe_tree.folder / "config.yaml").write_text("prefix: x")
     found = [str(target) for target in recipe_tree.book.targets()]
-    assert len(found) == 13
+    assert len(found) == 15
     assert found[:2] == [TINY, f"{TINY}.1"]
     assert TINY in found
 
