@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from marin_build.model.attention import attention
+from marin_build.model.attention import Backend, attention
 from marin_build.recipe.schema import Llama3RopeScaling, LlamaModel
 
 
@@ -43,8 +43,9 @@ class RMSNorm(nnx.Module):
 class Attention(nnx.Module):
     """Causal self-attention with grouped queries and rotary positions."""
 
-    def __init__(self, config: LlamaModel, *, rngs: nnx.Rngs):
-        self.config = config
+    def __init__(self, config: LlamaModel, *, backend: Backend = "auto", rngs: nnx.Rngs):
+        self.head_dim = config.head_dim
+        self.backend = backend
         query_size = config.num_attention_heads * config.head_dim
         key_size = config.num_key_value_heads * config.head_dim
         self.query = normal_matrix(rngs, (config.hidden_size, query_size), config.initializer_range)
@@ -56,10 +57,10 @@ class Attention(nnx.Module):
         """[B, T, D] → [B, T, D]."""
 
         def heads(weight: nnx.Param) -> jax.Array:
-            return (x @ weight[...].astype(x.dtype)).reshape(*x.shape[:2], -1, self.config.head_dim)
+            return (x @ weight[...].astype(x.dtype)).reshape(*x.shape[:2], -1, self.head_dim)
 
         query, key = rotate(heads(self.query), rotary), rotate(heads(self.key), rotary)
-        mixed = attention(query, key, heads(self.value), segment_ids)
+        mixed = attention(query, key, heads(self.value), segment_ids, self.backend)
         return mixed.reshape(*x.shape[:2], -1) @ self.output[...].astype(x.dtype)
 
 
@@ -84,9 +85,9 @@ class MLP(nnx.Module):
 class Layer(nnx.Module):
     """One residual layer: attention, then MLP, each behind its norm."""
 
-    def __init__(self, config: LlamaModel, *, rngs: nnx.Rngs):
+    def __init__(self, config: LlamaModel, *, backend: Backend = "auto", rngs: nnx.Rngs):
         self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.attention = Attention(config, rngs=rngs)
+        self.attention = Attention(config, backend=backend, rngs=rngs)
         self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config, rngs=rngs)
 

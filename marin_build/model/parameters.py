@@ -15,6 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from jax.tree_util import keystr
+
 Group = Literal["norms", "embeddings", "lm_head", "matrices"]
 
 
@@ -59,10 +61,8 @@ LLAMA: dict[str, Parameter] = {
 
 
 def path_text(key_path: tuple[Any, ...]) -> str:
-    """`layers/attention/query` for a key path of jax.tree_util; an nnx Variable's own `.value` is left out."""
-    parts = (getattr(key, "key", getattr(key, "name", getattr(key, "idx", None))) for key in key_path)
-    # An attribute `.value` has a name; the parameter `value` of the attention is a key of a dictionary.
-    return "/".join(str(part) for key, part in zip(key_path, parts, strict=True) if getattr(key, "name", "") != "value")
+    """`layers/attention/query` for a key path of jax.tree_util."""
+    return keystr(key_path, simple=True, separator="/")
 
 
 def parameter_at(key_path: tuple[Any, ...]) -> Parameter | None:

@@ -9,12 +9,13 @@ step.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Required, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from marin_build.model.attention import Backend
 from marin_build.model.layers import Layer, RMSNorm, normal_matrix, rotary_tables
 from marin_build.model.sharding import constrain, parameter_shardings
 from marin_build.recipe.schema import LlamaModel
@@ -33,6 +34,7 @@ class Llama(nnx.Module):
         rematerialization: what is kept of each layer for the backward pass: `none` rematerialised, so all is kept; the
             outputs of matrix products with weights (`dots`); only the layer's input (`full`).
         scan_layers: loop over the layers in compiled code, which compiles faster; else unroll them. Same results.
+        attention_backend: see `attention`.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Llama(nnx.Module):
         compute_dtype: str,
         rematerialization: Rematerialization = "none",
         scan_layers: bool = True,
+        attention_backend: Backend = "auto",
         rngs: nnx.Rngs,
     ):
         self.config = config
@@ -50,7 +53,7 @@ class Llama(nnx.Module):
         self.scan_layers = scan_layers
         table = (config.vocab_size, config.hidden_size)
         self.embedding = normal_matrix(rngs, table, config.initializer_range)
-        self.layers = _stacked_layers(config, rngs)
+        self.layers = _stacked_layers(config, attention_backend, rngs)
         self.final_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         if not config.tie_word_embeddings:
             self.lm_head = normal_matrix(rngs, table[::-1], config.initializer_range)
@@ -82,13 +85,13 @@ class Llama(nnx.Module):
         return table[tokens]
 
 
-def _stacked_layers(config: LlamaModel, rngs: nnx.Rngs) -> Layer:
+def _stacked_layers(config: LlamaModel, backend: Backend, rngs: nnx.Rngs) -> Layer:
     """A Layer each of whose parameters has a leading axis over the layers."""
 
     @nnx.split_rngs(splits=config.num_hidden_layers)
     @nnx.vmap
     def create(rngs: nnx.Rngs) -> Layer:
-        return Layer(config, rngs=rngs)
+        return Layer(config, backend=backend, rngs=rngs)
 
     return create(rngs)
 
@@ -100,43 +103,34 @@ def _rematerialize(layer: Any, rematerialization: Rematerialization) -> Any:
     return jax.checkpoint(layer, policy=policies[rematerialization])
 
 
-def initialize(
-    config: LlamaModel,
-    *,
-    seed: int,
-    compute_dtype: str,
-    rematerialization: Rematerialization = "none",
-    scan_layers: bool = True,
-) -> tuple[nnx.GraphDef, Parameters]:
+class Options(TypedDict, total=False):
+    """How a Llama is computed; see there."""
+
+    compute_dtype: Required[str]
+    rematerialization: Rematerialization
+    scan_layers: bool
+    attention_backend: Backend
+
+
+def initialize(config: LlamaModel, *, seed: int, **options: Unpack[Options]) -> tuple[nnx.GraphDef, Parameters]:
     """Make the module's graph and its parameters, each created in its place on the context's mesh (`jax.set_mesh`).
 
-    The values depend on the seed alone, not on the mesh.
+    The values depend on the seed alone: not on the mesh, nor on any option.
     """
-    graph, shapes = abstract(
-        config, compute_dtype=compute_dtype, rematerialization=rematerialization, scan_layers=scan_layers
-    )
+    graph, shapes = abstract(config, **options)
+    shardings = parameter_shardings(shapes, jax.sharding.get_mesh())
 
     def create() -> Parameters:
-        model = Llama(config, compute_dtype=compute_dtype, rngs=nnx.Rngs(params=seed))
-        return nnx.to_pure_dict(nnx.state(model, nnx.Param))
+        return _split(Llama(config, **options, rngs=nnx.Rngs(params=seed)))[1]
 
-    mesh = jax.sharding.get_mesh()
-    return graph, jax.jit(create, out_shardings=parameter_shardings(shapes, mesh))()
+    return graph, jax.jit(create, out_shardings=shardings)()
 
 
-def abstract(
-    config: LlamaModel, *, compute_dtype: str, rematerialization: Rematerialization = "none", scan_layers: bool = True
-) -> tuple[nnx.GraphDef, Parameters]:
+def abstract(config: LlamaModel, **options: Unpack[Options]) -> tuple[nnx.GraphDef, Parameters]:
     """The module's graph and the shapes of its parameters (ShapeDtypeStruct), without making any array."""
+    return _split(nnx.eval_shape(lambda: Llama(config, **options, rngs=nnx.Rngs(params=0))))
 
-    def create() -> Llama:
-        return Llama(
-            config,
-            compute_dtype=compute_dtype,
-            rematerialization=rematerialization,
-            scan_layers=scan_layers,
-            rngs=nnx.Rngs(params=0),
-        )
 
-    graph, state = nnx.split(nnx.eval_shape(create))
+def _split(model: Llama) -> tuple[nnx.GraphDef, Parameters]:
+    graph, state = nnx.split(model, nnx.Param)
     return graph, nnx.to_pure_dict(state)
