@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marin_build.recipe import fingerprint, load
@@ -212,12 +212,14 @@ plain = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(plain)
 def test_canonical_bytes_read_back_as_the_same_value(value):
     assert json.loads(canonical_bytes(value)) == value
     assert canonical_bytes(json.loads(canonical_bytes(value))) == canonical_bytes(value)
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), st.integers()))
 def test_insertion_order_counts_nowhere(value):
     assert canonical_bytes(dict(reversed(value.items()))) == canonical_bytes(value)

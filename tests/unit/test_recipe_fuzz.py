@@ -67,6 +67,7 @@ def load(content: bytes, kind: str) -> None:
         assert len(message) < 20_000
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200), SOME_KINDS)
 @example(b"\xff\xfea\x00:\x00", "raw")
 @example(b"\x00" * 100, "raw")
@@ -74,6 +75,7 @@ def test_any_bytes(content, kind):
     load(content, kind)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=200) | PAGES, SOME_KINDS)
 @example(NINE_LAUGHS, "raw")
 @example("source: {type: [a]}", "raw")
@@ -85,12 +87,13 @@ def test_any_text(text, kind):
     load(text.encode("utf-8", "replace"), kind)
 
 
+@settings(deadline=None)
 @given(st.dictionaries(WORDS, VALUES, max_size=8), SOME_KINDS)
 def test_any_values(value, kind):
     load(json.dumps(value).encode(), kind)
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_any_recipe_with_any_value_somewhere(data):
     text = (GOLDEN / data.draw(st.sampled_from(GOLDEN_FILES))).read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marin_build.errors import RequestError
@@ -63,6 +63,7 @@ def test_dev_versions_are_mutable_and_dates_are_fixed():
     ]
 
 
+@settings(deadline=None)
 @given(st.one_of(st.text(), st.from_regex(r"raw/[a-z0-9./\-\x00\\~]*/(dev|[0-9.]{8,14})", fullmatch=True)))
 def test_any_text_is_a_safe_target_or_a_request_error(text):
     if is_target(text):
