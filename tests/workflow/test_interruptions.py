@@ -131,7 +131,8 @@ def test_a_second_clone_of_one_prefix_refuses_or_waits(repository, waiting, gate
         assert second.poll() is None, end(second)
         time.sleep(0.1)
     gate.open()
-    assert end(second) and second.returncode == 0
+    said = end(second)
+    assert second.returncode == 0, said
     end(waiting)
     assert waiting.returncode == 0
     assert attempts(repository, RAW) == 1
