@@ -98,11 +98,9 @@ def code_hashes() -> dict[str, str]:
 
 def loaded_modules() -> list[str]:
     """Relative paths of the package's modules that this process has loaded, sorted."""
-    folder = _package_folder()
+    front = f"{_package_folder()}/"
     files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
-    return sorted(
-        {Path(file).relative_to(folder).as_posix() for file in files if file and folder in Path(file).parents}
-    )
+    return sorted({file.removeprefix(front) for file in files if file and file.startswith(front)})
 
 
 def code(at_start: Mapping[str, str]) -> dict[str, Any]:

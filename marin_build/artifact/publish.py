@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,10 +24,10 @@ from marin_build.artifact.cause import causes, drift_error
 from marin_build.artifact.commit import commit, entry_of, start
 from marin_build.artifact.context import BuildContext, BuildResult, Dependency
 from marin_build.artifact.examine import Look, State, Status
-from marin_build.artifact.lease import Lease, Terms, acquire
+from marin_build.artifact.lease import Lease, Sign, Terms, acquire, parse_lease
 from marin_build.artifact.record import Record
 from marin_build.artifact.stop import StopSignals
-from marin_build.artifact.store import FULL, Store, disk_error
+from marin_build.artifact.store import FULL, LEASE, LOCK, Store, disk_error
 from marin_build.artifact.workspace import put_in_place, staged_record
 from marin_build.errors import DamageError, MarinError, RequestError
 from marin_build.recipe.dependencies import identity_dependencies, needs, unresolved
@@ -101,6 +101,8 @@ def build(
     request = _Request(target, book, store, settings, builder, forced_run, run, tuple(command))
     logger = terminal_logger()
     ready = None if staged_record(store, target) else _plan(request)
+    if isinstance(ready, Outcome):
+        _tidy_after_the_dead(request, logger)
     outcome = ready if isinstance(ready, Outcome) else _build_leased(request, logger)
     for reason in outcome.reasons:
         logger.warning("%s: %s", target, reason)
@@ -111,23 +113,35 @@ def build(
 
 
 def _build_leased(request: _Request, logger: logging.Logger) -> Outcome:
+    with StopSignals() as signals, _leased(request, logger, signals, wait=request.settings.wait) as lease:
+        plan = _plan(request)
+        return plan if isinstance(plan, Outcome) else _carry_out(request, plan, lease, signals)
+
+
+@contextmanager
+def _leased(request: _Request, logger: logging.Logger, signals: StopSignals, *, wait: bool) -> Iterator[Lease]:
+    """Hold the lease of the target, with what a killed builder left half-way finished."""
     attempt = read_attempt(request.store, request.target)
-    with StopSignals() as signals:
-        terms = Terms(
-            request.settings.lease_seconds,
-            wait=request.settings.wait,
-            run=request.run,
-            token_above=attempt.token if attempt else 0,
-            stop_requested=signals.requested,
-        )
-        lease = acquire(request.store, request.target, terms, logger)
-        try:
-            with lease.committing():
-                put_in_place(request.store, request.target)
-            plan = _plan(request)
-            return plan if isinstance(plan, Outcome) else _carry_out(request, plan, lease, signals)
-        finally:
-            _release(lease, logger)
+    token = attempt.token if attempt else 0
+    terms = Terms(request.settings.lease_seconds, wait, request.run, token, signals.requested)
+    lease = acquire(request.store, request.target, terms, logger)
+    try:
+        with lease.committing():
+            put_in_place(request.store, request.target)
+        yield lease
+    finally:
+        _release(lease, logger)
+
+
+def _tidy_after_the_dead(request: _Request, logger: logging.Logger) -> None:
+    """Remove what a builder left that was killed between its record and its last step; it would do no harm."""
+    data = request.store.read(request.target, LEASE)
+    lease = parse_lease(data)
+    left = lease.sign() is Sign.dead if lease else data is None and request.store.read(request.target, LOCK) is not None
+    if left:
+        # Somebody else may be at it, or the prefix cannot be written to: both are well.
+        with suppress(MarinError), _leased(request, logger, StopSignals(), wait=False):
+            pass
 
 
 def _release(lease: Lease, logger: logging.Logger) -> None:

@@ -91,9 +91,9 @@ def put_in_place(store: Store, target: Target) -> None:
     _swap(store, target)
     record, attempt = _readable(store, target, RECORD), read_attempt(store, target)
     if record and attempt and attempt.folder == REBUILD and attempt.id == record.provenance.get("attempt"):
-        write_attempt(store, dataclasses.replace(attempt, folder="."))
         with disk_errors(store.folder(target) / REBUILD):
             remove(store.folder(target) / REBUILD)
+        write_attempt(store, dataclasses.replace(attempt, folder="."))
 
 
 def _readable(store: Store, target: Target, name: str) -> Record | None:
