@@ -12,10 +12,11 @@ embedding, are those of Hugging Face: no permutation is needed.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from jax.tree_util import keystr
+import jax
 
 Group = Literal["norms", "embeddings", "lm_head", "matrices"]
 
@@ -62,7 +63,7 @@ LLAMA: dict[str, Parameter] = {
 
 def path_text(key_path: tuple[Any, ...]) -> str:
     """`layers/attention/query` for a key path of jax.tree_util."""
-    return keystr(key_path, simple=True, separator="/")
+    return jax.tree_util.keystr(key_path, simple=True, separator="/")
 
 
 def parameter_at(key_path: tuple[Any, ...]) -> Parameter | None:
@@ -72,3 +73,16 @@ def parameter_at(key_path: tuple[Any, ...]) -> Parameter | None:
     """
     parts = path_text(key_path).split("/")
     return next((found for start in range(len(parts)) if (found := LLAMA.get("/".join(parts[start:])))), None)
+
+
+def huggingface_tensors(parameters: Any) -> Iterator[tuple[str, jax.Array]]:
+    """Name and tensor of each weight of a `LlamaForCausalLM`, in its shape, layer by layer.
+
+    Args:
+        parameters: the nested dict of a model's parameters.
+    """
+    for key_path, array in jax.tree_util.tree_leaves_with_path(parameters):
+        parameter = LLAMA[path_text(key_path)]
+        layers = array if parameter.logical_axes[0] == "layers" else [array]
+        for number, tensor in enumerate(layers):
+            yield parameter.huggingface_name.format(layer=number), tensor.T if parameter.export_transpose else tensor
