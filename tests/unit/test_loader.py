@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import platform
+import subprocess
+import sys
 import tracemalloc
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -13,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marin_build.data import loader as loader_module
@@ -85,6 +88,7 @@ LENGTHS = st.lists(st.lists(st.integers(0, 9), max_size=8), min_size=1, max_size
 # ---- tokens and segments ---------------------------------------------------------------------------------------------
 
 
+@settings(max_examples=50)
 @given(lengths=LENGTHS, sequence_length=st.integers(1, 12), segments=st.booleans())
 def test_rows_are_the_windows_that_they_say_across_any_shards(
     lengths: list[list[int]], sequence_length: int, segments: bool
@@ -157,6 +161,7 @@ def same(batch: Batch, other: Batch) -> bool:
     return np.array_equal(batch.tokens, other.tokens) and np.array_equal(batch.segment_ids, other.segment_ids)
 
 
+@settings(max_examples=50)
 @given(
     steps=st.lists(st.integers(0, 5000), min_size=1, max_size=8),
     batch_size=st.integers(1, 40),
@@ -170,6 +175,7 @@ def test_a_step_is_the_same_replayed_in_any_order(steps: list[int], batch_size: 
         assert same(loader.batch(step), fresh.batch(step))
 
 
+@settings(max_examples=50)
 @given(cuts=st.lists(st.integers(0, 40), max_size=5), step=st.integers(0, 3000))
 def test_hosts_may_share_the_rows_in_any_way(cuts: list[int], step: int) -> None:
     loader = training(three_sets(), WEIGHTS, global_batch_size=40, segments=True)
@@ -217,7 +223,7 @@ def test_how_much_is_planned_at_once_changes_nothing(planned: int, monkeypatch: 
 
 def test_threads_may_share_a_loader() -> None:
     loader = training(three_sets(), WEIGHTS, segments=True)
-    steps = [step * 4999 % 20_000 for step in range(200)]
+    steps = [step * 4999 % 20_000 for step in range(60)]
     with ThreadPoolExecutor(8) as pool:
         together = list(pool.map(loader.batch, steps))
     alone = training(three_sets(), WEIGHTS, segments=True)
@@ -340,6 +346,27 @@ def test_a_trillion_tokens_and_a_step_beyond_32_bits_cost_no_memory() -> None:
     assert peak_bytes < 30_000_000
     assert sum(loader.sequences_seen(2**40).values()) == 2**46
     assert max(window for _, window in loader.sources(2**31 + 5)) > 2**30
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="how freed memory is kept is glibc's own way")
+def test_batches_with_segments_are_not_paged_in_anew_each_time() -> None:
+    code = """
+import resource, types
+import numpy as np
+from marin_build.data.loader import TrainingLoader
+ids, offsets = np.arange(10**6, dtype=np.int32), np.arange(0, 10**6 + 1, 1000, dtype=np.int32)
+data = types.SimpleNamespace(shards=[types.SimpleNamespace(ids=ids, offsets=offsets)])
+keywords = dict(sequence_length=2048, mixture_block=64, global_batch_size=256, seed=0, segments=True)
+loader = TrainingLoader({"a": data}, {"a": 1.0}, **keywords)
+for step in range(10):
+    loader.batch(step)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for step in range(10, 30):
+    loader.batch(step)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / 20)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 200  # 1,000 where freed memory goes back to the system
 
 
 # ---- the digest of the plan ------------------------------------------------------------------------------------------
