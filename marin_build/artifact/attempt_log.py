@@ -23,8 +23,11 @@ class _LogFile(logging.FileHandler):
     broken = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not self.broken:
-            super().emit(record)
+        try:
+            if not self.broken:
+                super().emit(record)
+        except OSError as error:  # opened anew, which `emit` does outside of its own care
+            self._give_up(error)
 
     def handleError(self, record: logging.LogRecord) -> None:
         self._give_up(sys.exc_info()[1])
@@ -45,7 +48,7 @@ class AttemptLog:
     """The logger of one attempt, and the file behind it."""
 
     sealed = False
-    """Set once a record lists the file as it is: nothing more may be written to it."""
+    """Set when a record may list the file as it is: nothing more is written to it."""
 
     def __init__(self, folder: Path, attempt: str) -> None:
         self.path = folder / LOGS / f"{attempt}.log"

@@ -19,7 +19,7 @@ from marin_build.artifact.attempt import Attempt, now
 from marin_build.artifact.attempt_log import AttemptLog
 from marin_build.artifact.cause import causes, drift_error
 from marin_build.artifact.context import BuildContext, BuildResult, Dependency
-from marin_build.artifact.digest import file_entries, list_files, root_digest
+from marin_build.artifact.digest import file_entries, root_digest
 from marin_build.artifact.examine import Look
 from marin_build.artifact.lease import Lease
 from marin_build.artifact.record import STAGED, Record, read_record, write_record
@@ -78,12 +78,12 @@ def commit(
     check_inputs_unchanged(store, context)
     log.logger.info("writing the record of %s", context.target)
     log.close()
-    files = _list_durably(store, context, result)
+    files = _list_durably(store, context, result, log)
     record = _record(context, begun, result, files)
     in_rebuild = begun.attempt.folder == REBUILD
+    log.sealed = True
     with lease.committing():
         write_record(store, record, STAGED if in_rebuild else RECORD)
-    log.sealed = True
     _housekeeping(result, log)
     if in_rebuild:
         with lease.committing():
@@ -122,20 +122,21 @@ def check_inputs_unchanged(store: Store, context: BuildContext) -> None:
             )
 
 
-def _list_durably(store: Store, context: BuildContext, result: BuildResult) -> list[dict[str, Any]]:
-    """Entries of all files of the artifact and of its logs; on return their bytes and names are on disk."""
-    folder = context.folder
+def _list_durably(store: Store, context: BuildContext, result: BuildResult, log: AttemptLog) -> list[dict[str, Any]]:
+    """Entries of all files of the artifact and of this attempt's log; on return bytes and names are on disk.
+
+    Logs of earlier attempts are not listed: a builder that was paused and replaced may still wake and write to its own.
+    """
+    folder, main = context.folder, store.folder(context.target)
     remove_temporary(folder)
     names = [name for name in workspace_files(folder) if not _is_in(name, result.unlisted)]
     entries = file_entries(folder, names, sync=True)
     for name in work_names(folder):
         _sync_folders(folder / name)
     sync_folder(folder)
-    main = store.folder(context.target)
-    logs = [f"{LOGS}/{name}" for name in list_files(main / LOGS)]
+    entries += file_entries(main, [f"{LOGS}/{log.path.name}"], sync=True)
     _sync_folders(main / LOGS)
     outside = [*result.outside_digest, f"{LOGS}/"]
-    entries += file_entries(main, logs, sync=True)
     return [{**entry, "outside_digest": True} if _is_in(entry["path"], outside) else entry for entry in entries]
 
 

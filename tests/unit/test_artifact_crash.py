@@ -6,40 +6,30 @@ At every such instant a reader sees nothing, the old complete artifact or the ne
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import shutil
 import signal
 import subprocess
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from artifact_world import RAW, RAW_DEV, TOKENIZER, TOKENS, Parts, World, killed_at, watched
 
-from marin_build.artifact import provenance
 from marin_build.artifact.accept import accept
 from marin_build.artifact.examine import State
 from marin_build.errors import Stopped
 from marin_build.recipe.target import parse_target
 
 MAX_CALLS = 400
-MEMORY = Path("/dev/shm")
+CLEAN = {".artifact.json", ".attempt.json", "logs", "part-0", "part-1", "part-2"}
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """A world in memory, without a look at git and at the code: these tests build hundreds of times."""
-    monkeypatch.setattr(provenance, "circumstances", lambda recipes, command: {})
-    monkeypatch.setattr(provenance, "code_hashes", dict)
-    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
-        monkeypatch.chdir(folder)
-        yield World.make(Path(folder))
-        monkeypatch.undo()
-
-
-CLEAN = {".artifact.json", ".attempt.json", "logs", "part-0", "part-1", "part-2"}
+def world(memory_world: World) -> World:
+    return memory_world
 
 
 def parts_with_a_folder(salt: str = "") -> Callable[[Any], Any]:
@@ -190,8 +180,6 @@ def digest_of_new(world: World) -> str:
     if found is not None:
         return found.digest
     staged = world.path(RAW, ".rebuild/.artifact.json")
-    import json
-
     return json.loads(staged.read_text())["digest"] if staged.exists() else ""
 
 
