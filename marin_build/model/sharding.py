@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from marin_build.model.parameters import parameter_at
@@ -41,6 +42,12 @@ def constrain(x: jax.Array, logical_axes: tuple[str | None, ...]) -> jax.Array:
     if jax.sharding.get_abstract_mesh().empty:
         return x
     return jax.lax.with_sharding_constraint(x, partition_spec(logical_axes))
+
+
+def gathered(parameter: jax.Array, logical_axes: tuple[str | None, ...], dtype: jnp.dtype) -> jax.Array:
+    """A parameter in the compute type, whole along what fsdp splits; cast first, so that half as much moves."""
+    cast = constrain(parameter.astype(dtype), logical_axes)
+    return constrain(cast, tuple(None if MESH_AXES.get(axis) == "fsdp" else axis for axis in logical_axes))
 
 
 def batch_shards() -> int:

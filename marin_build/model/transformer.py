@@ -17,7 +17,7 @@ from flax import nnx
 
 from marin_build.model.attention import Backend
 from marin_build.model.layers import Layer, RMSNorm, normal_matrix, rotary_tables
-from marin_build.model.sharding import constrain, parameter_shardings
+from marin_build.model.sharding import constrain, gathered, parameter_shardings
 from marin_build.recipe.schema import LlamaModel
 
 Rematerialization = Literal["none", "dots", "full"]
@@ -81,8 +81,7 @@ class Llama(nnx.Module):
     def _embed(self, tokens: jax.Array) -> jax.Array:
         # Gathered over fsdp before the lookup: XLA cannot look up in a table split along the embedding without first
         # repeating the activations on every device.
-        table = constrain(self.embedding[...].astype(self.compute_dtype), ("table_vocab", None))
-        return table[tokens]
+        return gathered(self.embedding[...], ("table_vocab", "table_embed"), self.compute_dtype)[tokens]
 
 
 def _stacked_layers(config: LlamaModel, backend: Backend, rngs: nnx.Rngs) -> Layer:

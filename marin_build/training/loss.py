@@ -16,7 +16,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from marin_build.model.sharding import batch_shards, constrain
+from marin_build.model.sharding import batch_shards, constrain, gathered
 
 CHUNK_TOKENS = {"cpu": 512}
 CHUNK_TOKENS_OF_ACCELERATORS = 2048
@@ -69,7 +69,7 @@ def default_chunk(batch_size: int) -> int:
 
 @partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def _fused(hidden, output_embedding, targets, weights, z_loss, chunk):
-    embedding = _gathered(output_embedding, hidden.dtype)
+    embedding = gathered(output_embedding, ("embed", "vocab"), hidden.dtype)
 
     def body(sums, part):
         total, nats, _ = _chunk_loss(part, embedding, z_loss)
@@ -80,7 +80,7 @@ def _fused(hidden, output_embedding, targets, weights, z_loss, chunk):
 
 
 def _fused_forward(hidden, output_embedding, targets, weights, z_loss, chunk):
-    embedding = _gathered(output_embedding, hidden.dtype)
+    embedding = gathered(output_embedding, ("embed", "vocab"), hidden.dtype)
     parts = _chunks(hidden, targets, weights, chunk)
 
     def body(carry, part):
@@ -127,11 +127,6 @@ def _chunk_loss(part: _Chunk, embedding: jax.Array, z_loss: float) -> tuple[jax.
     total = nats + z_loss * (part.weights * jnp.square(logsumexp[..., 0])).sum()
     gradient = exponentials * ((1 + 2 * z_loss * logsumexp) / normalizer) - is_target
     return total, nats, (gradient * part.weights[..., None]).astype(part.hidden.dtype)
-
-
-def _gathered(output_embedding: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """The output embedding in the compute type, gathered over fsdp once, before the loop over chunks."""
-    return constrain(output_embedding.astype(dtype), (None, "vocab"))
 
 
 def _chunks(hidden: jax.Array, targets: jax.Array, weights: jax.Array, chunk: int) -> _Chunk:
