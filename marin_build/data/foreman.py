@@ -73,6 +73,7 @@ class Foreman:
                     f"stopped by a signal; {self.made + self.kept:,} shards are kept, the same command goes on"
                 )
             self._hand_out()
+            assert self._running, "nothing is left to wait for"
             for key, message in self._crew.receive(POLL_SECONDS):
                 self._note(key, message)
             self._take()
@@ -96,8 +97,10 @@ class Foreman:
 
     def _enough_is_made(self) -> bool:
         """Whether the files that were started hold the budget already, so that the next one cannot be needed."""
+        if self._budget is None:
+            return False
         ahead = sum(sidecar["tokens"] for state in self._states.values() for sidecar in state.sidecars.values())
-        return self._budget is not None and self.tokens + ahead >= self._budget
+        return self.tokens + ahead >= self._budget
 
     def _note(self, key: Key, message: Message | Ended) -> None:
         match message:

@@ -28,6 +28,8 @@ from marin_build.recipe.schema import TokenBudget, TokenizedRecipe
 MAX_SHARD_BYTES = 128 << 20
 """A text has at most about as many ids as bytes, so no shard holds more than about 128 M of them."""
 
+MAX_SHARDS = 50_000
+"""Reading maps every shard into memory, and Linux gives a process 65,530 mappings."""
 BYTES_WORTH_A_PROCESS = 2 << 20
 """Starting a process takes about as long as encoding this much text."""
 
@@ -48,6 +50,8 @@ def build(context: BuildContext) -> BuildResult:
     files = _in_order(source_files(context, recipe.source), recipe.token_budget)
     for file in files:
         check_format(file.name)
+    if not recipe.token_budget:
+        _check_count(context, sum(_ranges(file, assignment.policy) for file in files))
     _sweep_unfinished(context.folder)
     crew = make_crew(assignment, _crew_size(context, files, assignment.policy))
     try:
@@ -107,12 +111,26 @@ def _in_order(files: list[SourceFile], budget: TokenBudget | None) -> list[Sourc
     return sorted(files, key=lambda file: (hash_bytes(json_bytes([budget.seed, file.name])), file.name))
 
 
+def _ranges(file: SourceFile, policy: Policy) -> int:
+    """In how many ranges a file is worked on: at least as many shards come of it."""
+    if is_compressed(file.name) or not can_be_cut(policy.format):
+        return 1
+    return -(-file.bytes // policy.shard_bytes)
+
+
+def _check_count(context: BuildContext, shards: int) -> None:
+    if shards > MAX_SHARDS:
+        raise RequestError(
+            f"{context.target}: {shards:,} shards are too many; at most {MAX_SHARDS:,}: "
+            "every source file and every shard_bytes of it makes one\n  join small files, or raise shard_bytes"
+        )
+
+
 def _crew_size(context: BuildContext, files: list[SourceFile], policy: Policy) -> int:
     """Processes: as many as the settings say, but no more than there are ranges, and none for a small text alone."""
-    cut = can_be_cut(policy.format)
-    ranges = [-(-file.bytes // policy.shard_bytes) if cut and not is_compressed(file.name) else 1 for file in files]
+    ranges = sum(_ranges(file, policy) for file in files)
     worth = -(-sum(file.bytes for file in files) // BYTES_WORTH_A_PROCESS)
-    return max(1, min(context.settings.processes or cores(), sum(ranges), worth))
+    return max(1, min(context.settings.processes or cores(), ranges, worth))
 
 
 # ---- before and after ------------------------------------------------------------------------------------------------
@@ -148,6 +166,7 @@ def _finish(
         )
     if not any(sidecar["documents"] for sidecar in foreman.sidecars):
         raise RequestError(f"{context.target}: the source has no document with text ({len(files):,} files)")
+    _check_count(context, len(foreman.sidecars))
     context.check_lease()
     _sweep_unneeded(context.folder, files, foreman.sidecars)
     ledger = write_ledger(

@@ -441,6 +441,19 @@ def test_shards_that_would_not_fit_into_memory_are_refused(workbench, tokens):
         workbench.tokenize(workbench.raw({"a.jsonl": CORPUS}), tokens, shard_bytes=(128 << 20) + 1)
 
 
+def test_more_shards_than_can_be_mapped_are_refused_before_any_work(workbench, tokens, monkeypatch):
+    monkeypatch.setattr(tokenize, "MAX_SHARDS", 10)
+    raw = workbench.raw({"a.jsonl": CORPUS, "b.jsonl": CORPUS})
+    with pytest.raises(
+        RequestError, match=r"12 shards are too many; at most 10: .*\n  join small files, or raise shard"
+    ):
+        workbench.tokenize(raw, tokens, shard_bytes=-(-len(CORPUS) // 6))
+    assert list((workbench.folder / workbench.TOKENS).iterdir()) == []
+    compressed = workbench.raw({"c.jsonl.gz": gzip.compress(CORPUS)})
+    with pytest.raises(RequestError, match="shards are too many"):  # known at the end only
+        workbench.tokenize(compressed, tokens, files=("c*",), shard_bytes=5000)
+
+
 @pytest.mark.parametrize(
     "format", [JsonArray(type="json_array", text_key="text"), Parquet(type="parquet", text_key="text")]
 )
