@@ -72,7 +72,7 @@ class InlineCrew:
         return self._work is None
 
     def start(self, key: Key, job: Job) -> None:
-        self._work = key, self._workshop.perform(job)
+        self._work = key, _messages(self._workshop, job)
 
     def receive(self, timeout_seconds: float) -> list[tuple[Key, Message | Ended]]:
         if self._work is None:
@@ -180,18 +180,23 @@ def work(connection: Connection, assignment: Assignment) -> None:
 
 def _perform(workshop: Workshop, job: Job, connection: Connection) -> None:
     try:
-        for message in workshop.perform(job):
+        for message in _messages(workshop, job):
             connection.send(message)
     except MarinError as error:
         connection.send(Failed(error))
-    except MemoryError:
-        connection.send(Failed(MarinError(f"a worker process ran out of memory while it tokenized\n{_LESS_MEMORY}")))
     except Exception as error:
         connection.send(
             Failed(_UnexpectedError(f"{type(error).__name__} in a worker process\n{traceback.format_exc()}"))
         )
     else:
         connection.send(Ended())
+
+
+def _messages(workshop: Workshop, job: Job) -> Iterator[Message]:
+    try:
+        yield from workshop.perform(job)
+    except MemoryError:
+        raise MarinError(f"out of memory while {job.file.name} was tokenized\n{_LESS_MEMORY}") from None
 
 
 class _UnexpectedError(Exception):
