@@ -230,6 +230,9 @@ class Checkpoints:
         Raises:
             DamageError: it is not the same.
         """
+        _wait_for_all("last checkpoint committed")
+        if jax.process_index() != 0:
+            return
         folder = self.folder / str(step)
         problem = first_problem(folder)
         if problem is None and jax.process_count() == 1:

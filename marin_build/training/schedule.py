@@ -1,8 +1,8 @@
 """The learning rate as a function of the step: linear warmup from 0, then cosine down to a fraction of the peak.
 
 Step s is the number of updates already made, so the first update runs at step 0 (with a learning rate of 0 when there
-is a warmup) and the last one at step `steps - 1`, one step short of the floor. This is the convention of Levanter, whose
-DCLM runs the reference recipe reproduces.
+is a warmup) and the last one at step `steps - 1`, one step short of the floor. This is the convention of Levanter,
+whose DCLM runs the reference recipe reproduces.
 """
 
 from __future__ import annotations

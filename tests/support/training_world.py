@@ -186,6 +186,7 @@ def main(folder: str, options: str = "{}") -> int:
 
     logging.getLogger("tiny").addHandler(logging.StreamHandler(sys.stdout))
     logging.getLogger("tiny").setLevel(logging.INFO)
+    logging.getLogger("tiny").propagate = False
     given = json.loads(options)
     distributed = given.pop("distributed", None)
     if distributed:

@@ -1,0 +1,60 @@
+"""What one attempt at a training tells the next, in the notes of each checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from marin_build.training.checkpoint import Restored
+from marin_build.training.progress import Progress
+from marin_build.training.state import TrainState
+from marin_build.training.validation import Validator
+
+
+@dataclass
+class History:
+    """What earlier attempts left, and what this one adds."""
+
+    first: int
+    """Step that this attempt begins at."""
+    resumed_at: tuple[int, ...]
+    """The steps that attempts resumed at, this one included."""
+    seconds: float
+    """Seconds of training before `first`."""
+    problems: tuple[str, ...]
+    """Damaged checkpoints that were met."""
+    scored: Any
+    """[step, names of the validation sets] of the last validation."""
+
+    @classmethod
+    def after(cls, restored: Restored | None) -> History:
+        if restored is None:
+            return cls(0, (), 0.0, (), None)
+        notes = restored.notes
+        return cls(
+            first=restored.step,
+            resumed_at=(*notes["resumed_at"], restored.step),
+            seconds=notes["seconds"],
+            problems=(*notes["problems"], *restored.problems),
+            scored=notes["scored"],
+        )
+
+    def was_scored(self, validator: Validator) -> bool:
+        """Whether the state that this attempt begins with was validated on the same sets."""
+        return self.scored == [self.first, sorted(validator.loaders)]
+
+    def score(self, step: int, validator: Validator, state: TrainState, progress: Progress) -> dict[str, float]:
+        """The validation metrics of `step`; empty when a stop was requested meanwhile, and left to the next attempt."""
+        with progress.paused():
+            metrics = validator.validate(state.parameters)
+        if metrics is not None:
+            self.scored = [step, sorted(validator.loaders)]
+        return metrics or {}
+
+    def notes(self, progress: Progress) -> dict[str, Any]:
+        return {
+            "resumed_at": list(self.resumed_at),
+            "seconds": self.seconds + progress.seconds,
+            "problems": list(self.problems),
+            "scored": self.scored,
+        }

@@ -1,0 +1,329 @@
+"""The builder of checkpoints: a whole tiny run, and everything that is refused before anything is compiled."""
+
+import json
+import logging
+import math
+from dataclasses import replace
+from types import MappingProxyType
+
+import jax
+import numpy as np
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+from training_world import EOS, TOKENIZER, TRAIN, VALID, TrainingWorld
+
+from marin_build.artifact.digest import list_files
+from marin_build.errors import DamageError, DriftError, NumericalError, RequestError, Stopped
+from marin_build.training import loop
+from marin_build.training.build import build
+from marin_build.training.history import History
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(tmp_path_factory):
+    """Equal programs of this module are compiled once."""
+    before = jax.config.jax_compilation_cache_dir
+    compilation_cache.reset_cache()
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+    jax.config.update("jax_compilation_cache_dir", before)
+    compilation_cache.reset_cache()
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """A run that nothing disturbed, and its result."""
+    world = TrainingWorld(tmp_path_factory.mktemp("straight"))
+    return world, build(world.context())
+
+
+def losses(world):
+    return {line["step"]: line["train/loss"] for line in world.metrics if "train/loss" in line}
+
+
+# ---- a whole run -----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_learns_and_reports_its_scores(straight):
+    world, result = straight
+    assert result.metrics["train/loss"] < losses(world)[1] - 2
+    assert result.metrics["eval/bpb"] < 4
+    assert result.metrics["eval/bpb"] == pytest.approx(
+        result.metrics["eval/loss"] / math.log(2) * targets(world) / text_bytes(world)
+    )
+    assert 2 < result.metrics["baseline/byte_bigram/bpb"] < 3
+    assert result.metrics["train/tokens"] == 20 * 8 * 32
+    assert len(result.digest) == 32
+
+
+def ids_of(world, target):
+    from marin_build.data.shards import TokenizedSet
+
+    return np.concatenate([shard.ids for shard in TokenizedSet.open(world.folder / target).shards])
+
+
+def targets(world):
+    return len(ids_of(world, VALID)) - 1
+
+
+def text_bytes(world):
+    return int((ids_of(world, VALID)[1:] != EOS).sum())
+
+
+def test_metrics_have_a_line_for_each_step_and_validation_at_start_every_ten_steps_and_end(straight):
+    world, result = straight
+    assert [line["step"] for line in world.metrics] == list(range(21))
+    assert [line["step"] for line in world.metrics if "eval/loss" in line] == [0, 10, 20]
+    last = world.metrics[-1]
+    assert {name: value for name, value in last.items() if name != "step"} == dict(result.metrics)
+    assert {"train/loss", "train/learning_rate", "train/grad_norm", "train/tokens_per_second"} <= last.keys()
+    assert {"train/flops_utilization", "eval/bpb", "eval/macro_bpb", "eval/tiny/valid/bpb"} <= last.keys()
+
+
+def test_the_first_update_has_the_learning_rate_of_step_zero(straight):
+    world, _ = straight
+    rates = [line["train/learning_rate"] for line in world.metrics[1:]]
+    assert rates[:4] == pytest.approx([0, 2e-2 / 3, 2e-2 * 2 / 3, 2e-2])
+
+
+def test_kept_checkpoints_stay_and_are_listed_and_rolling_ones_are_neither(straight):
+    world, result = straight
+    assert result.unlisted == ()
+    assert sorted(path.name for path in world.checkpoints.iterdir()) == ["10", "20"]
+    assert "checkpoints/20/manifest.json" in list_files(world.folder / "checkpoints/tiny/dev")
+
+
+def test_the_record_gets_devices_tokens_and_seconds(straight):
+    _, result = straight
+    assert result.details["devices"]["platform"] == "cpu"
+    assert result.details["tokens"] == 5120
+    assert result.details["resumed_at"] == []
+    assert result.details["training_seconds"] > 0
+    json.dumps(dict(result.details))
+
+
+def test_a_finished_run_that_is_built_again_gives_the_same_digest_without_training(straight):
+    world, result = straight
+    again = build(world.context())
+    assert again.digest == result.digest
+    assert again.metrics == result.metrics
+    assert again.details["resumed_at"] == [20]
+
+
+def test_micro_batches_train_to_nearly_the_same_loss(straight, tmp_path):
+    world = TrainingWorld(tmp_path, {"micro_batch_size": 2})
+    result = build(world.context())
+    # float32 sums in another order, 20 steps.
+    assert result.metrics["eval/loss"] == pytest.approx(straight[1].metrics["eval/loss"], abs=2e-3)
+
+
+# ---- stops and resumes -----------------------------------------------------------------------------------------------
+
+
+def stop_after(world, lines):
+    """Request a stop once metrics.jsonl has this many lines."""
+    path = world.folder / "checkpoints/tiny/dev/metrics.jsonl"
+    return lambda: path.exists() and path.read_bytes().count(b"\n") >= lines
+
+
+def test_a_stop_finishes_the_step_saves_and_the_next_build_ends_with_the_same_bits(straight, tmp_path):
+    world = TrainingWorld(tmp_path)
+    with pytest.raises(Stopped, match=r"stopped at step 6 of 20, which is saved"):
+        build(world.context(stop_requested=stop_after(world, 7)))
+    assert [path.name for path in world.checkpoints.iterdir()] == ["6"]
+    result = build(world.context())
+    assert result.details["resumed_at"] == [6]
+    assert result.digest == straight[1].digest
+    assert losses(world) == losses(straight[0])
+
+
+def test_a_stop_before_the_first_step_saves_nothing_and_starts_again(tmp_path):
+    world = TrainingWorld(tmp_path)
+    with pytest.raises(Stopped, match="stopped at step 0"):
+        build(world.context(stop_requested=lambda: True))
+    assert list(world.checkpoints.iterdir()) == []
+
+
+def test_a_stop_during_validation_saves_and_the_validation_is_made_up_for(straight, tmp_path, monkeypatch):
+    world, score = TrainingWorld(tmp_path), History.score
+
+    def interrupted(self, step, *arguments):
+        if step == 10:
+            world.stop.set()
+        return score(self, step, *arguments)
+
+    monkeypatch.setattr(History, "score", interrupted)
+    with pytest.raises(Stopped, match="stopped at step 10 "):
+        build(world.context())
+    assert "eval/loss" not in world.metrics[10]
+    world.stop.clear()
+    monkeypatch.undo()
+    result = build(world.context())
+    assert [line["step"] for line in world.metrics] == list(range(21))
+    for name in ("eval/loss", "train/loss"):
+        assert world.metrics[10][name] == straight[0].metrics[10][name]
+    assert result.digest == straight[1].digest
+
+
+def test_a_damaged_last_checkpoint_falls_back_and_the_run_still_ends_with_the_same_bits(straight, tmp_path, caplog):
+    world = TrainingWorld(tmp_path)
+    with pytest.raises(Stopped):
+        build(world.context(stop_requested=stop_after(world, 15)))
+    assert sorted(path.name for path in world.checkpoints.iterdir()) == ["10", "14"]
+    (world.checkpoints / "14" / "parameters" / "manifest.ocdbt").unlink()
+    result = build(world.context())
+    assert "FALLING BACK to the one of step 10" in caplog.text
+    assert result.details["resumed_at"] == [10]
+    assert result.details["checkpoint_problems"] == ["step 14: parameters/manifest.ocdbt is missing"]
+    assert result.digest == straight[1].digest
+    assert losses(world) == losses(straight[0])
+    assert result.unlisted == ("checkpoints/damaged-14/",)
+    result.after_record()
+    assert sorted(path.name for path in world.checkpoints.iterdir()) == ["10", "20"]
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_never_starts_again_by_itself(tmp_path):
+    world = TrainingWorld(tmp_path)
+    with pytest.raises(Stopped):
+        build(world.context(stop_requested=stop_after(world, 5)))
+    (world.checkpoints / "4" / "manifest.json").write_text("{}")
+    with pytest.raises(DamageError, match=r"no checkpoint in .* is whole"):
+        build(world.context())
+
+
+def test_checkpoints_of_other_data_are_refused(tmp_path):
+    world = TrainingWorld(tmp_path)
+    with pytest.raises(Stopped):
+        build(world.context(stop_requested=stop_after(world, 5)))
+    world.make_set(TRAIN, documents=200, seed=9)
+    with pytest.raises(DriftError, match=r"belongs to another training \(data changed\)"):
+        build(world.context())
+
+
+# ---- numbers that are none -------------------------------------------------------------------------------------------
+
+
+def test_a_loss_that_is_not_a_number_stops_before_its_state_is_saved_and_dumps_the_batch(tmp_path):
+    world = TrainingWorld(
+        tmp_path,
+        **{"optimizer.learning_rate": 1e30, "optimizer.schedule.warmup_steps": 5, "optimizer.weight_decay": 0.0},
+    )
+    with pytest.raises(NumericalError, match=r"train/\w+ is (nan|inf) at step \d+: training stops") as raised:
+        build(world.context())
+    step = int(str(raised.value).split("at step ")[1].split(":")[0])
+    saved = sorted(int(path.name) for path in world.checkpoints.iterdir())
+    assert all(number < step for number in saved)
+    assert all(math.isfinite(line["train/loss"]) for line in world.metrics if "train/loss" in line)
+    dumped = np.load(tmp_path / "checkpoints/tiny/dev/logs" / f"batch-{step - 1}.npz")
+    assert dumped["tokens"].shape == (8, 33)
+    assert dumped["segment_ids"].shape == (8, 33)
+
+
+def test_a_rebuild_dumps_beside_the_logs_of_the_artifact_it_replaces(tmp_path):
+    world = TrainingWorld(tmp_path)
+    context = world.context()
+    assert loop._logs_folder(context) == context.folder / "logs"
+    assert loop._logs_folder(replace(context, folder=context.folder / ".rebuild")) == context.folder / "logs"
+
+
+# ---- refused before anything is compiled -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nothing_compiles(monkeypatch):
+    def fail(*_, **__):
+        raise AssertionError("compiled before the check")
+
+    monkeypatch.setattr(loop, "_compile", fail)
+    monkeypatch.setattr(loop, "initial_state", fail)
+
+
+def refused(tmp_path, message, settings=MappingProxyType({}), prepare=lambda world: None, **changes):
+    world = TrainingWorld(tmp_path, settings, **changes)
+    prepare(world)
+    with pytest.raises(RequestError, match=message):
+        build(world.context())
+    assert not world.checkpoints.exists()
+
+
+def test_a_vocabulary_smaller_than_the_tokenizers_is_refused(tmp_path, nothing_compiles):
+    refused(tmp_path, "model.vocab_size 256 is smaller than the vocabulary .* has 257 ids", **{"model.vocab_size": 256})
+
+
+def test_a_set_with_more_ids_than_the_model_is_refused(tmp_path, nothing_compiles):
+    def prepare(world):
+        world.write_set(VALID, [np.array([300] * 50, np.uint16)], vocabulary_size=301)
+
+    refused(tmp_path, r"measure.validation.sets.tiny/valid: .* has ids up to 300", prepare=prepare)
+
+
+def test_a_sequence_longer_than_the_data_is_refused(tmp_path, nothing_compiles):
+    refused(tmp_path, "sequence_length: 100000 is longer than the data", **{"data.sequence_length": 100_000})
+
+
+def test_a_set_of_another_tokenizer_is_refused(tmp_path, nothing_compiles):
+    def prepare(world):
+        world._tokenizer_digest = "9" * 32
+
+    refused(tmp_path, "data.train.tiny: .* was made with another tokenizer than data.tokenizer", prepare=prepare)
+
+
+def test_a_validation_set_without_a_target_is_refused(tmp_path, nothing_compiles):
+    def prepare(world):
+        world.write_set(VALID, [np.array([1], np.uint16)])
+
+    refused(tmp_path, "measure.validation.sets.tiny/valid: a validation set needs at least 2 tokens", prepare=prepare)
+
+
+def test_a_mesh_that_does_not_fit_the_devices_is_refused(tmp_path, nothing_compiles):
+    refused(tmp_path, r"execution.mesh \{data: 3.*\} does not fit 1 device", {"mesh": {"data": 3, "fsdp": 1}})
+
+
+def test_a_micro_batch_that_does_not_divide_the_batch_is_refused(tmp_path, nothing_compiles):
+    refused(tmp_path, "micro_batch_size 3 does not divide global_batch_size 8", {"micro_batch_size": 3})
+
+
+def test_baselines_without_validation_sets_are_refused(tmp_path, nothing_compiles):
+    refused(tmp_path, "measure.baselines needs validation sets", **{"measure.validation": None})
+
+
+def test_an_id_outside_the_vocabulary_in_a_damaged_set_stops_the_run(tmp_path):
+    world = TrainingWorld(tmp_path, **{"measure.validation": None, "measure.baselines": []})
+    world.write_set(TRAIN, [np.array([65000] * 4000, np.uint16)])
+    with pytest.raises(DamageError, match=r"id 65000 is outside the vocabulary of 257 ids, in the batch of step \d+"):
+        build(world.context())
+
+
+def test_a_run_without_validation_or_kept_steps_needs_none(tmp_path):
+    world = TrainingWorld(
+        tmp_path,
+        {"rolling_checkpoint_steps": None, "log_every_steps": 7},
+        **{"measure": {}, "steps": 8, "data.attention_across_documents": True},
+    )
+    result = build(world.context())
+    assert [line["step"] for line in world.metrics] == [7, 8]
+    assert "eval/bpb" not in result.metrics
+    assert [path.name for path in world.checkpoints.iterdir()] == ["8"]
+
+
+def test_progress_lines_tell_how_it_goes(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "tiny")
+    world = TrainingWorld(tmp_path, **{"steps": 6})
+    build(world.context())
+    lines = [record.message for record in caplog.records if record.name == "tiny"]
+    assert any(
+        line.startswith("step 6/6 100.0% | loss ") and "tokens/s" in line and "ETA 0:00:00" in line for line in lines
+    )
+    assert any(line.startswith("validation: ") and "bits per byte" in line for line in lines)
+    assert any(line.startswith("byte-bigram model on the same text: ") for line in lines)
+    assert any("measured on this CPU" in line for line in lines)
+
+
+def test_the_tokenizer_of_the_world_is_a_real_one(tmp_path):
+    from marin_build.data.tokenizer import load_tokenizer
+
+    world = TrainingWorld(tmp_path)
+    assert load_tokenizer(world.folder / TOKENIZER).token_bytes()[65] == b"A"
