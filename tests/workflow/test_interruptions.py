@@ -178,3 +178,12 @@ def test_a_lock_left_in_the_working_directory_stops_nobody(repository, waiting):
     end(waiting)
     assert repository.snakemake("-n", TOKENS).code == 0
     assert "LockException" not in repository.snakemake(BYTES).text
+
+
+def test_sigterm_to_all_stops_resumably_and_starts_nothing_anew(repository, waiting):
+    os.killpg(waiting.pid, signal.SIGTERM)
+    said = end(waiting)
+    assert waiting.returncode != 0
+    assert "Traceback" not in said
+    assert attempts(repository, RAW) == 1, said
+    assert repository.snakemake(TOKENS).code == 0

@@ -174,3 +174,16 @@ def test_the_settings_of_the_call_reach_the_job(repository, snakemake):
     assert snakemake(BYTES, "--config", "prefix=elsewhere").code == 0
     assert (repository.folder / "elsewhere" / BYTES / ".artifact.json").exists()
     assert not (repository.folder / "artifacts").exists()
+
+
+def test_settings_with_spaces_quotes_and_braces_reach_the_job(repository, snakemake):
+    prefix = "my 'own' $HOME {artifacts}"
+    found = snakemake(BYTES, "--config", f"prefix={prefix}", "mesh={data: 1, fsdp: 1}")
+    assert found.code == 0, found.text
+    assert (repository.folder / prefix / BYTES / ".artifact.json").exists()
+
+
+def test_a_working_directory_with_spaces_is_no_problem(tmp_path, new_repository):
+    made = new_repository(tmp_path / "my models ü")
+    assert made.snakemake(BYTES).code == 0
+    assert made.snakemake(f"{made.folder}/artifacts/{BYTES}").is_idle
