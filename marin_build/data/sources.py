@@ -236,15 +236,22 @@ def _recorded(dependency: Dependency, entry: dict) -> SourceFile:
 
 
 def glob_expression(pattern: str) -> re.Pattern[str]:
-    """A glob over relative paths as a regular expression: `*` stays within a folder, `**` is any number of folders."""
+    """A glob over relative paths as a regular expression: `*` stays within a folder, `**` is any number of folders.
+
+    Raises:
+        RequestError: a set whose range runs backwards.
+    """
     *folders, last = pattern.split("/")
     expression = "".join("(?:[^/]+/)*" if part == "**" else _segment(part) + "/" for part in folders)
-    return re.compile(expression + (".+" if last == "**" else _segment(last)), re.DOTALL)
+    try:
+        return re.compile(expression + (".+" if last == "**" else _segment(last)), re.DOTALL)
+    except re.error as error:
+        raise RequestError(f"the glob {pattern!r} means nothing: {error.msg}") from None
 
 
 def _segment(text: str) -> str:
     """One part of a glob between two slashes."""
-    pieces = re.findall(r"\[!?\]?[^\]]*\]|.", text, re.DOTALL)
+    pieces = re.findall(r"\[!?+.[^\]]*+\]|.", text, re.DOTALL)
     simple = {"*": "[^/]*", "?": "[^/]"}
     return "".join(simple.get(piece) or (_set(piece) if len(piece) > 1 else re.escape(piece)) for piece in pieces)
 
