@@ -7,27 +7,16 @@ tokenizer has dense ids, and special tokens by role. Which of them a document ge
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from marin_build.artifact.context import BuildContext, BuildResult
 from marin_build.data.adoption import adopted_files
-from marin_build.data.documents import (
-    Rejection,
-    check_format,
-    decompressed,
-    read_chunks,
-    read_document,
-    supported,
-    units,
-)
+from marin_build.data.bpe import train
 from marin_build.data.durable import json_bytes, write_whole
 from marin_build.data.encoder import byte_characters
-from marin_build.data.progress import Progress
-from marin_build.data.sources import SourceFile, artifact_files
 from marin_build.data.vocabulary import (
     CONFIG,
     ROLES,
@@ -37,9 +26,8 @@ from marin_build.data.vocabulary import (
     load_tokenizer,
     spelling,
 )
-from marin_build.errors import RequestError, Stopped
-from marin_build.recipe.schema import AdoptedTokenizer, BytesTokenizer, SpecialTokens, TokenizerRecipe, TrainedTokenizer
-from marin_build.recipe.sources import JsonLines, PlainText
+from marin_build.errors import RequestError
+from marin_build.recipe.schema import AdoptedTokenizer, BytesTokenizer, SpecialTokens, TokenizerRecipe
 
 __all__ = ["LoadedTokenizer", "build", "load_tokenizer"]
 
@@ -48,7 +36,6 @@ FAST_CLASS = "PreTrainedTokenizerFast"
 """The class that does what tokenizer.json says; others rebuild parts of it by rules of their own."""
 NEW_CONFIG = {"clean_up_tokenization_spaces": False, "model_max_length": 10**30}
 """Decoding gives back the text as it was, and no length is too long: that is for the model to say."""
-BATCH_DOCUMENTS = 256
 
 
 def build(context: BuildContext) -> BuildResult:
@@ -66,7 +53,7 @@ def build(context: BuildContext) -> BuildResult:
     if isinstance(wanted, AdoptedTokenizer):
         files = _adopt(context, wanted)
     else:
-        tokenizer = bytes_tokenizer() if isinstance(wanted, BytesTokenizer) else _train(context, wanted, metrics)
+        tokenizer = bytes_tokenizer() if isinstance(wanted, BytesTokenizer) else train(context, wanted, metrics)
         add_special_tokens(tokenizer, wanted.special_tokens, f"{context.target}: tokenizer.special_tokens")
         config = with_roles(NEW_CONFIG, wanted.special_tokens)
         files = {TOKENIZER: tokenizer.to_str(pretty=True).encode(), CONFIG: json_bytes(config, indent=2)}
@@ -108,96 +95,6 @@ def with_roles(config: dict[str, Any], roles: SpecialTokens) -> dict[str, Any]:
     named = {f"{role}_token": getattr(roles, role) for role in ROLES}
     changed = {key: token for key, token in named.items() if spelling(config.get(key)) != token}
     return {**config, **changed, "tokenizer_class": FAST_CLASS}
-
-
-# ---- trained ---------------------------------------------------------------------------------------------------------
-
-
-def _train(context: BuildContext, wanted: TrainedTokenizer, metrics: dict[str, float | int]) -> Tokenizer:
-    """Byte-level BPE; the same text gives the same merges, whatever the number of threads."""
-    specials = len(wanted.special_tokens.given)
-    size = wanted.vocabulary_size - specials
-    if size < 256:
-        raise RequestError(
-            f"{context.target}: tokenizer.vocabulary_size {wanted.vocabulary_size} is too small: "
-            f"needs at least {256 + specials}, for 256 bytes and {specials} special tokens"
-        )
-    tokenizer = Tokenizer(models.BPE())
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    split = pre_tokenizers.Split(_regex(context, wanted.split_regex), behavior="isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=[], show_progress=False
-    )
-    files = [
-        (file, supported(text.format, str(context.target)))
-        for text in wanted.text
-        for file in _text_files(context, text.target, text.files)
-    ]
-    with Progress(context.logger, "training the tokenizer", sum(file.bytes for file, _ in files)) as progress:
-        tokenizer.train_from_iterator(_batches(context, files, progress, metrics), trainer)
-    if tokenizer.get_vocab_size() < size:
-        raise RequestError(
-            f"{context.target}: the text gives only {tokenizer.get_vocab_size() + specials:,} ids of the "
-            f"tokenizer.vocabulary_size {wanted.vocabulary_size:,}; lower it, or train on more text"
-        )
-    return tokenizer
-
-
-def _regex(context: BuildContext, pattern: str) -> Regex:
-    try:
-        return Regex(pattern)
-    except Exception as error:  # the library raises nothing narrower
-        raise RequestError(f"{context.target}: tokenizer.split_regex is not a regular expression: {error}") from None
-
-
-def _text_files(context: BuildContext, target: str, patterns: list[str]) -> list[SourceFile]:
-    files = artifact_files(context.dependencies[target], patterns)
-    for file in files:
-        check_format(file.name)
-    return files
-
-
-def _batches(
-    context: BuildContext,
-    files: list[tuple[SourceFile, JsonLines | PlainText]],
-    progress: Progress,
-    metrics: dict[str, float | int],
-) -> Iterator[list[str]]:
-    """Documents of all files, a list of them at a time; any that is unusable stops the training."""
-    metrics |= {"training_documents": 0, "training_bytes": 0}
-    batch: list[str] = []
-    for file, format in files:
-        for text in _documents(context, file, format, progress):
-            batch.append(text)
-            metrics["training_documents"] += 1
-            metrics["training_bytes"] += len(text.encode())
-            if len(batch) == BATCH_DOCUMENTS:
-                yield batch
-                batch = []
-    if not metrics["training_documents"]:
-        raise RequestError(f"{context.target}: tokenizer.text has no document with text")
-    yield batch
-
-
-def _documents(
-    context: BuildContext, file: SourceFile, format: JsonLines | PlainText, progress: Progress
-) -> Iterator[str]:
-    at = 0
-    chunks = read_chunks(file.path, 0, None, lambda chunk: progress.add(len(chunk)))
-    for unit in units(decompressed(file.path, chunks), format):
-        if context.stop_requested():
-            raise Stopped("stopped by a signal while the tokenizer was trained; the same command starts it again")
-        document = read_document(unit, at, format)
-        if isinstance(document, str):
-            yield document
-        elif isinstance(document, Rejection) and document.is_bad:
-            raise RequestError(
-                f"{context.target}: {file.path}, byte {document.byte:,}: {document.reason}: {document.detail}\n"
-                "  repair the file, or train on others"
-            )
-        at += len(unit)
 
 
 # ---- adopted ---------------------------------------------------------------------------------------------------------

@@ -208,6 +208,13 @@ def test_training_reads_compressed_and_plain_text_alike(workbench):
     assert (folders[0] / "tokenizer.json").read_bytes() == (folders[1] / "tokenizer.json").read_bytes()
 
 
+def test_text_that_is_not_the_recorded_one_is_damage(workbench):
+    raw = workbench.raw({"text.jsonl": TEXT})
+    (raw.folder / "text.jsonl").write_bytes(TEXT.replace(b"a", b"b", 1))
+    with pytest.raises(DamageError, match=r"raw/bench/dev is damaged: text.jsonl is not what its record says"):
+        tokenizer.build(workbench.context(TARGET, trained_recipe(), raw))
+
+
 def test_a_signal_stops_the_training(workbench):
     context = workbench.context(TARGET, trained_recipe(), workbench.raw({"text.jsonl": TEXT}))
     with pytest.raises(Stopped):
