@@ -91,16 +91,22 @@ def now() -> str:
 
 
 def read_attempt(store: Store, target: Target) -> Attempt | None:
-    """The attempt at `target`; None where there is none or it is unreadable: then nobody knows what its work is of."""
+    """The attempt at `target`; None where there is none or it is unreadable: then nobody knows what its work is of.
+
+    Raises:
+        RequestError: a newer version of the program wrote it.
+    """
     data = store.read(target, ATTEMPT)
     try:
         body = json.loads(data or b"null")
+        if body["schema"] > SCHEMA:
+            raise RequestError(f"{target}: its unfinished work is of a newer marin_build (schema {body['schema']})")
         known: dict[str, Any] = {item.name: body[item.name] for item in dataclasses.fields(Attempt)}
         lists = {name: tuple(known[name]) for name in ("dependencies", "earlier")}
         attempt = Attempt(**{**known, **lists})
     except (ValueError, TypeError, KeyError):
         return None
-    return attempt if attempt.target == target and attempt.schema == SCHEMA else None
+    return attempt if attempt.target == target else None
 
 
 def write_attempt(store: Store, attempt: Attempt) -> None:

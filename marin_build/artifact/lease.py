@@ -201,22 +201,32 @@ def acquire(store: Store, target: Target, terms: Terms, logger: logging.Logger) 
     """
     watch, told = _Watch(), ""
     while True:
-        with store.lock(target):
+        busy, seconds = "somebody who commits just now", terms.lease_seconds
+        with _tolerated(LeasedError, terms.wait), store.lock(target):
             data = store.read(target, LEASE)
             found = parse_lease(data)
-            seconds = found.lease_seconds if found else terms.lease_seconds
             sign = found.sign() if found else Sign.unknown
+            seconds = found.lease_seconds if found else seconds
             if data is None or sign is Sign.dead or watch.silent_seconds(data) > seconds:
                 return _take(store, target, terms, found, logger)
-        owner = str(found.owner) if found else "an unreadable lease"
-        if sign is Sign.alive and not terms.wait:
-            raise LeasedError(f"{target} is being built by {owner}\n  to wait for it: --config wait=true")
+            busy = str(found.owner) if found else "an unreadable lease"
+            if sign is Sign.alive and not terms.wait:
+                raise LeasedError(f"{target} is being built by {busy}\n  to wait for it: --config wait=true")
         if terms.stop_requested():
-            raise Stopped(f"{target}: stopped while waiting for {owner}")
-        if told != owner:
-            logger.info("%s: waiting for %s (%s)", target, owner, sign.value)
-            told = owner
+            raise Stopped(f"{target}: stopped while waiting for {busy}")
+        if told != busy:
+            logger.info("%s: waiting for %s", target, busy)
+            told = busy
         time.sleep(min(POLL_SECONDS, seconds / 10))
+
+
+@contextmanager
+def _tolerated(error: type[Exception], tolerate: bool) -> Iterator[None]:
+    try:
+        yield
+    except error:
+        if not tolerate:
+            raise
 
 
 def _take(store: Store, target: Target, terms: Terms, found: LeaseFile | None, logger: logging.Logger) -> Lease:

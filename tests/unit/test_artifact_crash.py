@@ -219,6 +219,44 @@ def test_work_set_aside_or_dropped_is_never_resumed_when_killed_half_way(world: 
     kill_everywhere(world, lambda: restore(world, tmp_path / "old"), lambda: world.build(RAW, force="r1"), check)
 
 
+def pair(stop_after: int = 2) -> Callable[[Any], Any]:
+    """A builder that believes what it finds: two files belong together, and one without the other spoils the bytes."""
+
+    def build(context):
+        there = sorted(name for name in ("a", "b") if (context.folder / name).exists())
+        spoilt = f"only {there} was there" if len(there) == 1 else ""
+        if not there:
+            for name in ("a", "b")[:stop_after]:
+                (context.folder / name).write_text(context.fingerprint)
+        Parts(1, salt=spoilt)(context)
+        if stop_after < 3:
+            raise Stopped("pre-empted")
+        return Parts(1)(context)
+
+    return build
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["in place", "beside a finished one"])
+def test_half_removed_work_of_the_same_recipe_is_never_believed(world: World, tmp_path: Path, beside: bool):
+    """Forced again from nothing, and killed while the unfinished work of an earlier attempt is removed."""
+    if beside:
+        world.build(RAW)
+    with pytest.raises(Stopped):
+        world.build(RAW, pair(), force="r1" if beside else None)
+    snapshot(world, tmp_path / "old")
+    digest = world.build(RAW, pair(3), force="r2").record.digest
+
+    def check() -> None:
+        status = world.status(RAW)
+        outcome = world.build(RAW, pair(3), force="r3" if status.state is State.finished else None)
+        assert outcome.record.digest == digest
+        assert world.verify(RAW).ok
+
+    kill_everywhere(
+        world, lambda: restore(world, tmp_path / "old"), lambda: world.build(RAW, pair(3), force="r2"), check
+    )
+
+
 def test_a_repair_killed_anywhere_converges_to_the_same_bytes(world: World, tmp_path: Path):
     digest = world.build(RAW).record.digest
     os.truncate(world.path(RAW, "part-1"), 3)

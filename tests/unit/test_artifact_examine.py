@@ -131,3 +131,17 @@ def test_two_hundred_finished_targets_are_examined_in_a_fraction_of_a_second(wor
     assert {status.state for status in statuses} == {State.finished}
     assert seconds < 0.2
     print(f"{seconds * 1000:.0f} ms")
+
+
+def test_unfinished_work_of_a_newer_version_is_refused_and_not_set_aside(world: World):
+    import json
+
+    from marin_build.errors import RequestError
+
+    with pytest.raises(Stopped):
+        world.build(RAW, stop_after(2))
+    path = world.path(RAW, ".attempt.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schema": 2}))
+    with pytest.raises(RequestError, match=r"its unfinished work is of a newer marin_build \(schema 2\)"):
+        world.build(RAW)
+    assert world.path(RAW, "part-1").exists()

@@ -184,7 +184,7 @@ def test_waiting_ends_when_the_owner_releases(store: Store, caplog: pytest.LogCa
     second = take(store, lease_seconds=0.3, wait=True, stop=release_at_the_third_look)
     assert looks == 3
     assert [r.getMessage() for r in caplog.records if "waiting for" in r.getMessage()] == [
-        f"{TARGET}: waiting for {this_process()} (alive)"
+        f"{TARGET}: waiting for {this_process()}"
     ]
     second.release()
 
@@ -314,3 +314,25 @@ def test_a_sign_of_life_is_one_of_three():
     assert now.sign() is Sign.alive
     assert other_host(lease_file(this_process(), age_seconds=31)).sign() is Sign.unknown
     assert lease_module.Sign("dead") is Sign.dead
+
+
+def test_with_wait_a_busy_lock_is_waited_for_too(store: Store, monkeypatch: pytest.MonkeyPatch):
+    """Somebody commits just now: without `wait` that is a refusal, with it one more look."""
+    from marin_build.artifact import store as store_module
+
+    monkeypatch.setattr(store_module, "LOCK_WAIT_SECONDS", 0.05)
+    lock = store.lock(TARGET)
+    lock.__enter__()
+    with pytest.raises(LeasedError, match="is locked by another process"):
+        take(store)
+    looks = 0
+
+    def unlock_at_the_second_look() -> bool:
+        nonlocal looks
+        looks += 1
+        if looks == 2:
+            lock.__exit__(None, None, None)
+        return False
+
+    take(store, wait=True, stop=unlock_at_the_second_look).release()
+    assert looks == 2

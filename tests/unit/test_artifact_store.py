@@ -187,3 +187,27 @@ def test_a_failing_disk_is_told_with_the_path(tmp_path: Path):
     error = disk_error(OSError(errno.EIO, "Input/output error"), tmp_path / "x")
     assert str(error) == f"{tmp_path}/x: Input/output error"
     assert type(error) is MarinError
+
+
+def test_a_lock_file_that_was_removed_while_we_waited_is_not_the_lock(store: Store, monkeypatch: pytest.MonkeyPatch):
+    """Who held it removes it on leaving: the lock on the removed file keeps nobody out, so it is taken anew."""
+    real, path = store_module.fcntl.flock, store.folder(TARGET) / LOCK
+    calls = 0
+
+    def remove_then_lock(descriptor: int, operation: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            path.unlink()
+        real(descriptor, operation)
+
+    monkeypatch.setattr(store_module.fcntl, "flock", remove_then_lock)
+    with store.lock(TARGET):
+        assert path.exists()
+        assert in_child(lambda: refuse_to_wait(store, monkeypatch)) == LeasedError.exit_code
+
+
+def refuse_to_wait(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "LOCK_WAIT_SECONDS", 0.05)
+    with store.lock(TARGET):
+        pass
