@@ -12,7 +12,6 @@ whatever Snakemake deletes is never the truth.
 from __future__ import annotations
 
 import inspect
-import json
 import os
 import shlex
 import sys
@@ -21,22 +20,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import yaml
 from snakemake import __version__ as snakemake_version
 from snakemake.exceptions import CliException
 from snakemake.io import ancient
 from snakemake.settings.enums import RerunTrigger
 
-from marin_build.artifact import forced, lease, mirror
+from marin_build import refusals
+from marin_build.artifact import forced, mirror
 from marin_build.artifact.attempt import read_attempt
 from marin_build.artifact.examine import State, Status, examine, examine_all
 from marin_build.artifact.store import LOGS, Store
 from marin_build.errors import MarinError, RequestError
-from marin_build.recipe.dependencies import closure, identity_dependencies, needs, unresolved
+from marin_build.recipe.dependencies import closure, needs
 from marin_build.recipe.load import RecipeBook
 from marin_build.recipe.target import TARGET_PATTERN, Target, is_target, parse_target
-from marin_build.runs import Plan, decide, restrict, state_of
-from marin_build.settings import resolve
+from marin_build.runs import Plan, decide, restrict, table
+from marin_build.settings import as_options, resolve
 from marin_build.typed import as_target
 
 SNAKEMAKE_VERSIONS = ">=9.19,<10"
@@ -99,13 +98,10 @@ class Build:
 
     def arguments(self, wildcards: Any, threads: int) -> str:
         """Options that make a job use this run's settings, resolved here, whatever it would find where it runs."""
-        chosen = {key: getattr(self._settings, key) for key in self._given if key not in ("prefix", "recipes")}
+        chosen = {key: getattr(self._settings, key) for key in self._given}
         if self._workflow.is_main_process and self._workflow.local_exec and self._settings.processes is None:
             chosen["processes"] = threads
-        words = ["--prefix", self._settings.prefix, "--recipes", self._settings.recipes]
-        words += ["--config", *(f"{key}={_spelled(value)}" for key, value in chosen.items())] if chosen else []
-        words += ["--run", self._run] if self._run else []
-        return shlex.join(words)
+        return shlex.join([*as_options(self._settings, chosen), *(["--run", self._run] if self._run else [])])
 
     # ---- in front of the DAG -----------------------------------------------------------------------------------------
 
@@ -125,23 +121,36 @@ class Build:
         targets = self._artifacts(meant["targets"] or [workflow.default_target])
         typed = [*targets, *self._artifacts(meant["forcerun"] + meant["until"] + meant["prioritytargets"])]
         order = closure(self._book, typed)
-        forced_targets = set(self._members(meant["forcerun"], order))
-        forced_targets |= set(targets if settings.forcetargets else ()) | set(order if settings.forceall else ())
-        self._statuses = {status.target: status for status in examine_all(self._store, self._book, order)}
-        self._mirror()
-        looking = workflow.execution_settings is None  # --dag, --summary, --delete-all-output, …
-        self._refuse_drift(forced_targets, only_warn=looking)
-        needed = {target: self._needs(target) for target in order}
-        self._plan = decide(list(self._statuses.values()), needed, typed, forced_targets)
+        force = set(self._members(meant["forcerun"], order))
+        force |= set(targets if settings.forcetargets else ()) | set(order if settings.forceall else ())
+        self._look(order, force)
+        self._plan = decide(list(self._statuses.values()), {t: self._needs(t) for t in order}, typed, force)
         settings.forcerun = [*settings.forcerun, *map(record, self._mirrored_but_run())]
-        edges = {target: self._inputs(target) for target in order}
-        left = restrict(
-            self._plan, edges, self._members(meant["until"], order), self._members(meant["omit_from"], order)
-        )
+        until, omit_from = (self._members(meant[option], order) for option in ("until", "omit_from"))
+        left = restrict(self._plan, {target: self._inputs(target) for target in order}, until, omit_from)
         if workflow.dryrun:
-            _print_table(left, len(order))
-        elif not looking and not workflow.touch:
-            self._begin(left, order)
+            print(table(left, len(order)), end="", file=sys.stderr)
+        elif not self._is_looking and not workflow.touch:
+            self._begin(left)
+
+    @property
+    def _is_looking(self) -> bool:
+        """True for `--dag`, `--summary`, `--delete-all-output` and the like."""
+        return self._workflow.execution_settings is None
+
+    def _look(self, order: Sequence[Target], force: set[Target]) -> None:
+        """See what is there, bring the mirrors in line, and stop for drift; a picture of it may still be drawn."""
+        self._statuses = {status.target: status for status in examine_all(self._store, self._book, order)}
+        for target, status in self._statuses.items():
+            if status.record is None:
+                mirror.remove(target)
+            else:
+                mirror.write(status.record)
+        text = refusals.drift(self._book, self._statuses.values(), force)
+        if text and self._is_looking:
+            print(f"Warning: {text}", file=sys.stderr)
+        elif text:
+            raise AdapterError(text)
 
     def _translate(self) -> dict[str, list[Target | str]]:
         """What was typed, by option. Snakemake is given records for artifacts; names of rules and other files stay."""
@@ -166,17 +175,14 @@ class Build:
                 raise RequestError(f"{typed!r} is a rule for many artifacts: name one\n{self._book.suggest(typed)}")
             return typed
         name = as_target(typed, self._settings)
-        if is_target(name):
-            target = parse_target(name)
-            self._book.load(target)
-            return target
-        if self._producers(typed):
-            return typed
         try:
-            parse_target(name)
+            target = parse_target(name)
         except RequestError as error:
+            if self._producers(typed):
+                return typed
             raise RequestError(f"{error}\n{self._book.suggest(name)}") from None
-        raise AssertionError(f"{name} is no target, but parses as one")
+        self._book.load(target)
+        return target
 
     def _artifacts(self, items: Iterable[Target | str | None]) -> list[Target]:
         """The artifacts among `items`, and those that the rules and files among them say they need."""
@@ -224,77 +230,47 @@ class Build:
             self._statuses[target] = examine(self._store, self._book, target)
         return self._statuses[target]
 
-    def _mirror(self) -> None:
-        for target, status in self._statuses.items():
-            if status.record is None:
-                mirror.remove(target)
-            else:
-                mirror.write(status.record)
-
-    def _refuse_drift(self, forced_targets: set[Target], only_warn: bool) -> None:
-        """Stop before any work when a fixed version is, or was begun, of another recipe; a picture may still be drawn.
-
-        What drifted only because of something upstream is told of where the chain ends, with its root cause.
-        """
-        drifted = {
-            target: status
-            for target, status in self._statuses.items()
-            if state_of(status) is State.drifted and not target.is_dev and target not in forced_targets
-        }
-        upstream = {
-            member for target in drifted for member in closure(self._book, [target], identity_dependencies)[:-1]
-        }
-        errors = [s.drift_error(self._book) for target, s in drifted.items() if target not in upstream]
-        text = "\n".join(map(str, errors))
-        if errors and only_warn:
-            print(f"Warning: {text}", file=sys.stderr)
-        elif errors:
-            raise AdapterError(text)
-
     # ---- a real run --------------------------------------------------------------------------------------------------
 
-    def _begin(self, plan: Plan, order: Sequence[Target]) -> None:
+    def _begin(self, plan: Plan) -> None:
         """The last things before jobs: refuse what cannot be built, write down what is forced."""
         if self._settings.platform == "tpu" and not self._workflow.local_exec:
             raise RequestError(
                 "launching TPU slices is not built yet; on a TPU host itself use: snakemake --profile local TARGET"
             )
-        self._refuse_unresolved(plan)
-        for target in order:
+        if text := refusals.unpinned(self._book, plan.runs):
+            raise RequestError(text)
+        for target, status in self._statuses.items():
             if target in plan.forced:
                 forced.write(target, self._run)
-            elif lease.holder(self._store, target) is None:
+            elif status.owner is None:
                 forced.clear(target)  # left by a run that died
-        os.environ[RUN_VARIABLE] = self._run
-        self._workflow.register_envvars(RUN_VARIABLE)
+        self._export(RUN_VARIABLE, self._run)
         if not self._workflow.local_exec:
-            os.environ[PREFIX_VARIABLE] = self._settings.prefix
-            self._workflow.register_envvars(PREFIX_VARIABLE)
+            self._export(PREFIX_VARIABLE, self._settings.prefix)
         # Registered here and not in the Snakefile, so that they also work through `module:`.
         for event, ours in (("onstart", self._refuse_leased), ("onerror", self._show_logs)):
             theirs = getattr(self._workflow, f"_{event}")
             getattr(self._workflow, event)(_both(ours, theirs))
 
-    def _refuse_unresolved(self, plan: Plan) -> None:
-        found = {target: unresolved(self._book.load(target)) for target in plan.runs}
-        lines = [f"  {t}: {', '.join(fields)}\n    marin-build pin {t}" for t, fields in found.items() if fields]
-        if lines:
-            raise RequestError("\n".join(["sources are not pinned, so nothing is built from them:", *lines]))
+    def _export(self, name: str, value: str) -> None:
+        """Let the processes of this run see a variable, wherever its executor starts them."""
+        os.environ[name] = value
+        self._workflow.register_envvars(name)
 
     def _refuse_leased(self) -> None:
         """Before a first job starts: stop when somebody else builds what would run, unless waiting was asked for.
 
         A job that the executor takes up again, because a former run submitted it, is our own.
         """
-        if self._settings.wait:
-            return
-        jobs = {str(file): job for job in self._workflow.dag.needrun_jobs() for file in job.output}
-        held = {t: lease.holder(self._store, t) for t in self._plan.runs if record(t) in jobs}
-        resumable = {t for t in held if self._workflow.persistence.external_jobids(jobs[record(t)])}
-        lines = [f"  {t}: {owner}" for t, owner in held.items() if owner and t not in resumable]
-        if lines:
-            text = "somebody else is building what would run:"
-            raise AdapterError("\n".join([text, *lines, "  to wait for it: --config wait=true"]))
+        workflow = self._workflow
+        jobs = {str(file): job for job in workflow.dag.needrun_jobs() for file in job.output}
+        due = [status for target, status in self._statuses.items() if record(target) in jobs]
+        foreign = [s for s in due if not workflow.persistence.external_jobids(jobs[record(s.target)])]
+        if (text := refusals.leased(foreign)) and not self._settings.wait:
+            for target in self._plan.forced:
+                forced.clear(target, self._run)
+            raise AdapterError(text)
 
     def _show_logs(self) -> None:
         """The last lines of the log of each target that this run began and did not finish."""
@@ -335,7 +311,8 @@ def _typed_settings(workflow: Any, config: Mapping[str, Any]) -> dict[str, Any]:
 
     Snakemake keeps a profile's `config:` in the same place; `--config` replaces that altogether.
     """
-    if not workflow.is_main_process or not any(word in ("--config", "-C") for word in sys.argv):
+    typed = any(word.startswith(("-C", "--config=")) or word == "--config" for word in sys.argv)
+    if not workflow.is_main_process or not typed:
         return {}
     return {key: config[key] for key in workflow.config_settings.config if key in config}
 
@@ -355,18 +332,3 @@ def _both(ours: Callable[[], None], theirs: Callable[[str], Any]) -> Callable[[s
         theirs(log)
 
     return hook
-
-
-def _spelled(value: Any) -> str:
-    """A value as YAML reads it back."""
-    text = json.dumps(value)
-    return value if isinstance(value, str) and yaml.safe_load(value) == value else text
-
-
-def _print_table(plan: Plan, members: int) -> None:
-    """On stderr, since stdout may be a picture."""
-    if not plan.runs:
-        return
-    width = max(len(str(target)) for target in plan.runs)
-    lines = [f"  {target!s:{width}}  {why}" for target, why in plan.runs.items()]
-    print("\n".join([f"{len(lines)} of {members} artifacts would be built:", *lines]), file=sys.stderr)

@@ -50,6 +50,13 @@ def decide(
     return Plan({s.target: why[s.target] for s in statuses if s.target in why}, forced | again)
 
 
+def table(plan: Plan, members: int) -> str:
+    """A line for each target that would run, out of a closure of `members`; nothing where none would."""
+    width = max((len(str(target)) for target in plan.runs), default=0)
+    lines = [f"  {target!s:{width}}  {why}\n" for target, why in plan.runs.items()]
+    return "".join([f"{len(lines)} of {members} artifacts would be built:\n", *lines]) if lines else ""
+
+
 def state_of(status: Status) -> State:
     """The state apart from who may be building it."""
     return status.beneath or status.state

@@ -6,6 +6,7 @@ In rising order: the defaults here, `config/config.yaml`, a profile's `config:`,
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -76,3 +77,17 @@ def resolve(
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
         raise RequestError(f"setting {key}: {first['msg']} (value seen: {first['input']!r})") from None
+
+
+def as_options(settings: Settings, chosen: Mapping[str, Any]) -> list[str]:
+    """Options of `marin-build` that give the same settings wherever it runs: the folders, and all that was `chosen`."""
+    words = ["--prefix", settings.prefix, "--recipes", settings.recipes]
+    pairs = [f"{key}={_spelled(value)}" for key, value in chosen.items() if key not in ("prefix", "recipes")]
+    return [*words, "--config", *pairs] if pairs else words
+
+
+def _spelled(value: Any) -> str:
+    """A value as YAML reads it back; text stays bare where it can."""
+    import yaml
+
+    return value if isinstance(value, str) and yaml.safe_load(value) == value else json.dumps(value)

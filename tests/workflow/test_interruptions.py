@@ -6,70 +6,12 @@ import os
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 
 RAW = "raw/play/2026.01.01"
 BYTES = "tokenizers/bytes/2026.01.01"
 TOKENS = "tokenized/play/2026.01.01"
-
-GATE = '''
-"""Makes builders wait, once they hold the lease, until a file is there; or be stopped once."""
-
-import os, sys, time
-from pathlib import Path
-
-if "build" in sys.argv[1:2]:
-    import marin_build.build as table
-    from marin_build.errors import Stopped
-
-    builder_of = table.builder_of
-    gate = Path(os.environ["GATE"])
-
-    def gated(kind):
-        def build(context):
-            (gate / f"begun-{context.target.kind}").touch()
-            if os.environ.get("STOP_ONCE") == context.target.kind and not (gate / "stopped").exists():
-                (gate / "stopped").touch()
-                raise Stopped(f"{context.target}: pretended pre-emption")
-            while not (gate / "open").exists() and context.target.kind == os.environ.get("WAIT_IN"):
-                if context.stop_requested():
-                    raise Stopped(f"{context.target}: stopped")
-                time.sleep(0.02)
-            return builder_of(kind)(context)
-
-        return build
-
-    table.builder_of = gated
-'''
-
-
-class Gate:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        (folder / "python").mkdir(parents=True)
-        (folder / "python/sitecustomize.py").write_text(GATE)
-
-    def environment(self, **more: str) -> dict[str, str]:
-        return {"GATE": str(self.folder), "PYTHONPATH": str(self.folder / "python"), **more}
-
-    def open(self) -> None:
-        (self.folder / "open").touch()
-
-    def wait_for(self, kind: str, run: subprocess.Popen[str]) -> None:
-        until = time.monotonic() + 120
-        while not (self.folder / f"begun-{kind}").exists():
-            assert run.poll() is None, run.communicate()[0]
-            assert time.monotonic() < until, f"no builder of {kind} began"
-            time.sleep(0.05)
-
-
-@pytest.fixture
-def gate(tmp_path):
-    made = Gate(tmp_path / "gate")
-    yield made
-    made.open()
 
 
 def end(run: subprocess.Popen[str]) -> str:
