@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
+from pathlib import Path
 
 from marin_build.artifact.attempt import Attempt, read_attempt, write_attempt
 from marin_build.artifact.cause import causes, drift_error, input_error
 from marin_build.artifact.examine import Look, State, Status
 from marin_build.artifact.record import Record
 from marin_build.artifact.store import ATTEMPT, REBUILD, RECORD, Store, make_folder
+from marin_build.artifact.verify import check_bytes, check_sizes
 from marin_build.artifact.workspace import discard, remove, set_aside, work_names
 from marin_build.errors import DamageError
 
@@ -82,11 +85,18 @@ def _repair(store: Store, look: Look, status: Status, there: Attempt | None, new
     folder = there.folder if there and record is None else "."
     written = _write(store, new, folder, there)
     main = store.folder(target)
-    damaged = [problem.path for problem in status.problems if (main / problem.path).exists()]
-    set_aside(store, target, main, damaged)
+    set_aside(store, target, main, _still_bad(main, record, {problem.path for problem in status.problems}))
     if folder == ".":
         store.delete(target, RECORD)
     return written
+
+
+def _still_bad(main: Path, record: Record | None, suspects: set[str]) -> list[str]:
+    """The files that are there and are not as recorded. One that was restored since it was found bad is kept."""
+    entries = [entry for entry in record.files if entry["path"] in suspects] if record else []
+    bad = {problem.path for problem in check_sizes(main, entries)}
+    bad |= {problem.path for problem in check_bytes(main, [entry for entry in entries if entry["path"] not in bad])}
+    return sorted(path for path in bad if os.path.lexists(main / path))
 
 
 def _beyond_repair(look: Look, status: Status, made: Record | Attempt | None) -> Exception:

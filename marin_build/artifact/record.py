@@ -120,6 +120,9 @@ def parse_record(data: bytes, target: Target, place: str) -> Record:
         raise DamageError(f"{target} is damaged: its record {place} has no {', '.join(sorted(missing))}")
     if f"{body['name']}/{body['version']}" != str(target):
         raise DamageError(f"{target} is damaged: its record {place} is that of {body['name']}/{body['version']}")
+    for entry in body["files"]:
+        if entry["path"].startswith("/") or ".." in entry["path"].split("/"):
+            raise DamageError(f"{target} is damaged: its record {place} names a file outside: {entry['path']!r}")
     known: dict[str, Any] = {
         key: tuple(value) if key in _LISTS else value for key, value in body.items() if key in _NAMES
     }

@@ -64,6 +64,8 @@ class Store:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                return None
             raise MarinError(f"{path}: cannot be read: {error.strerror}") from error
 
     def replace(self, target: Target, name: str, data: bytes) -> None:

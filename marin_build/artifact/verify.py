@@ -81,11 +81,14 @@ def verify(store: Store, target: Target, full: bool) -> Report:
 
 
 def check_sizes(folder: Path, entries: Iterable[Entry]) -> list[Problem]:
-    """Files that are missing, are no plain files, or have another size; a stat for each."""
+    """Files that are missing, are no plain files, or have another size; a stat for each.
+
+    Links are followed: who moves shards to another disk and leaves links has lost nothing.
+    """
     problems = []
     for entry in entries:
         try:
-            seen = os.stat(f"{folder}/{entry['path']}", follow_symlinks=False)
+            seen = os.stat(f"{folder}/{entry['path']}")
         except OSError as error:
             missing = isinstance(error, FileNotFoundError | NotADirectoryError)
             problems.append(Problem(entry["path"], "missing" if missing else f"cannot be read: {error.strerror}"))

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import shutil
 from pathlib import Path
 
 from marin_build.artifact.attempt import read_attempt, write_attempt
 from marin_build.artifact.digest import list_files
-from marin_build.artifact.record import STAGED, Record, read_record
+from marin_build.artifact.record import STAGED, Record, parse_record, read_record
 from marin_build.artifact.store import (
     ASIDE,
     LOGS,
@@ -139,7 +138,7 @@ def _move_up(rebuild: Path, folder: Path) -> None:
 def _remove_left_over(folder: Path, old: Path, new: Record) -> None:
     """Remove the files that only the old record names; foreign files and logs stay."""
     kept = {entry["path"] for entry in new.files}
-    for path in _recorded_paths(old):
+    for path in _recorded_paths(old, new.target):
         if path not in kept and not path.startswith(f"{LOGS}/"):
             (folder / path).unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # not empty
@@ -147,10 +146,10 @@ def _remove_left_over(folder: Path, old: Path, new: Record) -> None:
     sync_folder(folder)
 
 
-def _recorded_paths(record: Path) -> list[str]:
+def _recorded_paths(record: Path, target: Target) -> list[str]:
     try:
-        return [entry["path"] for entry in json.loads(record.read_bytes())["files"]]
-    except (FileNotFoundError, ValueError, KeyError, TypeError):  # none, or damaged: its files stay as foreign ones
+        return [entry["path"] for entry in parse_record(record.read_bytes(), target, str(record)).files]
+    except (FileNotFoundError, DamageError):  # none, or damaged: its files stay as foreign ones
         return []
 
 

@@ -118,3 +118,10 @@ def test_a_record_without_a_needed_field_says_which():
 def test_what_is_no_record_is_damage(data: bytes):
     with pytest.raises(DamageError, match="its record here"):
         parse_record(data, TARGET, "here")
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../other", "a/../../b"])
+def test_a_record_cannot_name_files_outside_of_its_folder(path: str):
+    outside = dataclasses.replace(RECORD_OF_TARGET, files=({"path": path, "bytes": 0, "xxh3_128": "0" * 32},))
+    with pytest.raises(DamageError, match="names a file outside"):
+        parse_record(outside.to_bytes(), TARGET, "here")

@@ -211,3 +211,10 @@ def refuse_to_wait(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "LOCK_WAIT_SECONDS", 0.05)
     with store.lock(TARGET):
         pass
+
+
+def test_a_name_that_is_too_long_for_the_disk_is_told_on_writing(store: Store):
+    target = Target(f"raw/{'n' * 300}", "dev")
+    assert store.read(target, NAME) is None
+    with pytest.raises(RequestError, match="File name too long"):
+        store.replace(target, NAME, b"x")
