@@ -67,7 +67,7 @@ def _snapshot(context: BuildContext, source: HuggingFaceSource) -> Path:
             f"{context.target}: there is no repository {source.id} on the hub, or this account may not see it\n"
             "  if it is private, set HF_TOKEN, or run: hf auth login"
         ) from None
-    except (errors.HTTPError, OSError) as error:  # also: offline, and not in the cache
+    except errors.HfHubHTTPError.__bases__ as error:  # OSError, and the base of whichever HTTP library the hub uses
         reason = str(error).strip().partition("\n")[0]
         raise MarinError(
             f"{context.target}: {place} is not in the local cache and the hub cannot be reached: {reason}\n"

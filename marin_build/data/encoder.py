@@ -9,7 +9,7 @@ Shapes: N documents, T ids of all documents.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import tokenizers
@@ -65,7 +65,7 @@ def offsets_of(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
     return offsets
 
 
-def make_encoder(tokenizer_json: bytes, specification: dict) -> Encoder:
+def make_encoder(tokenizer_json: bytes, specification: dict[str, Any]) -> Encoder:
     """The encoder for a tokenizer.json, given as its bytes and as read."""
     if gives_bytes(specification):
         return ByteEncoder()
@@ -84,7 +84,7 @@ def read_library(tokenizer_json: bytes) -> tokenizers.Tokenizer:
         raise ValueError(str(error)) from None
 
 
-def gives_bytes(specification: dict) -> bool:
+def gives_bytes(specification: dict[str, Any]) -> bool:
     """Whether this tokenizer gives one id a byte, equal to it: nothing before, no merges, bytes in their order."""
     model, splitter = specification["model"], specification["pre_tokenizer"] or {}
     plain = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}

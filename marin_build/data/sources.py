@@ -9,9 +9,10 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
@@ -224,7 +225,7 @@ def _is_content(name: str) -> bool:
     return not name.startswith((".", f"{LOGS}/"))
 
 
-def _recorded(dependency: Dependency, entry: dict) -> SourceFile:
+def _recorded(dependency: Dependency, entry: Mapping[str, Any]) -> SourceFile:
     path = dependency.folder / entry["path"]
     seen = path.stat().st_size if path.is_file() else None
     if seen != entry["bytes"]:
