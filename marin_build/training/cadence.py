@@ -36,18 +36,24 @@ class Cadence:
     def validates(self, step: int) -> bool:
         """At step 0, at every multiple, and at the end."""
         every = self.validate_every_steps
-        return every is not None and (step % every == 0 or step == self.steps)
+        return _is_multiple(step, every) or (every is not None and step == self.steps)
 
     def writes(self, step: int) -> bool:
         """Whether the step has a line of metrics."""
         return step % self.log_every_steps == 0 or step == self.steps or self.validates(step)
 
     def keeps(self, step: int) -> bool:
-        """Whether a checkpoint of the step is saved and stays for good."""
-        every = self.keep_every_steps
-        return step == self.steps or (step > 0 and every is not None and step % every == 0)
+        """Whether the checkpoint of the step stays for good."""
+        return step == self.steps or (step > 0 and _is_multiple(step, self.keep_every_steps))
 
-    def rolls(self, step: int, saved_at: float) -> bool:
-        """Whether a rolling checkpoint is due; `saved_at` is when the last one was begun, by the monotonic clock."""
-        by_step = self.rolling_steps is not None and step % self.rolling_steps == 0
-        return by_step or (self.rolling_seconds is not None and time.monotonic() - saved_at >= self.rolling_seconds)
+    def saves(self, step: int) -> bool:
+        """Whether a checkpoint of the step is saved, kept or rolling."""
+        return self.keeps(step) or _is_multiple(step, self.rolling_steps)
+
+    def is_overdue(self, saved_at: float) -> bool:
+        """Whether the clock asks for a rolling checkpoint; `saved_at` is when the last save began, by `monotonic`."""
+        return self.rolling_seconds is not None and time.monotonic() - saved_at >= self.rolling_seconds
+
+
+def _is_multiple(step: int, every: int | None) -> bool:
+    return every is not None and step % every == 0

@@ -45,8 +45,12 @@ class Feed:
 
     def _make(self, step: int) -> Batch:
         batch = self._loader.batch(step, self._rows)
-        check_ids(batch, self._vocab_size, lambda: f"the batch of step {step} ({self._loader.sources(step)})")
+        check_ids(batch, self._vocab_size, lambda row: self._source(step, row))
         return batch
+
+    def _source(self, step: int, row: int) -> str:
+        name, window = self._loader.sources(step, self._rows)[row]
+        return f"window {window} of {name}, in the batch of step {step}"
 
     def __enter__(self) -> Feed:
         return self
@@ -55,16 +59,19 @@ class Feed:
         self._thread.shutdown(cancel_futures=True)
 
 
-def check_ids(batch: Batch, vocab_size: int, where: Callable[[], str]) -> None:
+def check_ids(batch: Batch, vocab_size: int, where: Callable[[int], str]) -> None:
     """Look at every id: the lookup on the device clamps an id that is too large, and trains on nonsense.
+
+    Args:
+        where: what to say of a row.
 
     Raises:
         DamageError: an id outside the vocabulary.
     """
-    low, high = int(batch.tokens.min()), int(batch.tokens.max())
-    if low < 0 or high >= vocab_size:
+    if batch.tokens.min() < 0 or batch.tokens.max() >= vocab_size:
+        row, column = np.argwhere((batch.tokens < 0) | (batch.tokens >= vocab_size))[0]
         raise DamageError(
-            f"id {low if low < 0 else high} is outside the vocabulary of {vocab_size} ids, in {where()}\n"
+            f"id {batch.tokens[row, column]} is outside the vocabulary of {vocab_size} ids: {where(int(row))}\n"
             "  the token set was made for another vocabulary or is damaged: see marin-build verify --full"
         )
 

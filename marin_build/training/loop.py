@@ -106,8 +106,8 @@ def train(run: Run) -> BuildResult:
                             line |= history.score(step, validator, state, progress)
                         journal.write(step, line)
 
-                    stop, roll = _decide(run, step, cadence.rolls(step, saved_at) and not checkpoints.busy)
-                    if stop or roll or cadence.keeps(step):
+                    stop, overdue = _decide(run, step, not checkpoints.busy and cadence.is_overdue(saved_at))
+                    if stop or overdue or cadence.saves(step):
                         watch.settle()
                         journal.sync()
                         checkpoints.save(step, state, history.notes(progress))
@@ -230,17 +230,17 @@ def _make_progress(run: Run, first: int) -> Progress:
     )
 
 
-def _decide(run: Run, step: int, roll: bool) -> tuple[bool, bool]:
-    """(stop, save a rolling checkpoint). Several processes decide together, every few steps."""
-    mine = (run.context.stop_requested(), roll)
+def _decide(run: Run, step: int, overdue: bool) -> tuple[bool, bool]:
+    """(stop, a checkpoint is overdue). Several processes decide together, every few steps."""
+    mine = (run.context.stop_requested(), overdue)
     if jax.process_count() == 1:
         return mine
     if step % run.context.settings.log_every_steps:
         return False, False
     from jax.experimental import multihost_utils
 
-    stop, roll = multihost_utils.process_allgather(np.array(mine)).any(axis=0)
-    return bool(stop), bool(roll)
+    stop, overdue = multihost_utils.process_allgather(np.array(mine)).any(axis=0)
+    return bool(stop), bool(overdue)
 
 
 def _raise_if_stopped(run: Run, step: int) -> None:

@@ -84,7 +84,7 @@ class Validator:
         for batch in loader:
             if self.stop_requested():
                 return None
-            check_ids(batch, len(self.byte_lengths), lambda: f"validation set {name}")
+            check_ids(batch, len(self.byte_lengths), lambda row: f"validation set {name}")
             summed = self.step(parameters, place(rows_of(batch, rows)))
             tokens += int(batch.mask.sum())
             text_bytes += target_bytes(batch, self.byte_lengths)

@@ -293,7 +293,10 @@ def test_baselines_without_validation_sets_are_refused(tmp_path, nothing_compile
 def test_an_id_outside_the_vocabulary_in_a_damaged_set_stops_the_run(tmp_path):
     world = TrainingWorld(tmp_path, **{"measure.validation": None, "measure.baselines": []})
     world.write_set(TRAIN, [np.array([65000] * 4000, np.uint16)])
-    with pytest.raises(DamageError, match=r"id 65000 is outside the vocabulary of 257 ids, in the batch of step \d+"):
+    with pytest.raises(
+        DamageError,
+        match=r"id 65000 is outside the vocabulary of 257 ids: window \d+ of tiny, in the batch of step \d+",
+    ):
         build(world.context())
 
 

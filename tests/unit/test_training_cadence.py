@@ -35,8 +35,9 @@ def test_multiples_and_the_last_checkpoint_are_kept():
 
 
 def test_rolling_checkpoints_come_by_steps_and_by_the_clock(monkeypatch):
-    assert steps(lambda step: step and make(rolling_steps=4).rolls(step, 0.0)) == [4, 8, 12, 16, 20, 24]
+    assert steps(make(rolling_steps=8).saves)[1:] == [8, 10, 16, 20, 24, 25]
+    assert steps(make().saves) == [10, 20, 25]
     monkeypatch.setattr(cadence.time, "monotonic", lambda: 100.0)
-    assert make(rolling_seconds=60).rolls(3, saved_at=40.0)
-    assert not make(rolling_seconds=60).rolls(3, saved_at=40.1)
-    assert not make().rolls(3, saved_at=0.0)
+    assert make(rolling_seconds=60).is_overdue(saved_at=40.0)
+    assert not make(rolling_seconds=60).is_overdue(saved_at=40.1)
+    assert not make().is_overdue(saved_at=0.0)

@@ -82,7 +82,7 @@ def test_a_loss_that_is_not_a_number_stops_and_names_the_set():
 
 
 def test_an_id_outside_the_vocabulary_is_refused():
-    with pytest.raises(DamageError, match="id 4 is outside the vocabulary of 4 ids, in validation set one"):
+    with pytest.raises(DamageError, match="id 4 is outside the vocabulary of 4 ids: validation set one"):
         validator({"one": [batch([[1, 4, 1]] * 2, [[True, True]] * 2)]}).validate(jnp.float32(1.0))
 
 
