@@ -10,6 +10,7 @@ start at 1.
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,11 @@ from flax import nnx
 
 from marin_build.model.attention import Backend, attention
 from marin_build.recipe.schema import Llama3RopeScaling, LlamaModel
+
+
+def whole_precision(dtype: jnp.dtype) -> AbstractContextManager[object]:
+    """Within it float32 matrices are multiplied in float32; by default accelerators keep 8 to 11 bits of each entry."""
+    return jax.default_matmul_precision("float32") if dtype == jnp.float32 else nullcontext()
 
 
 def normal_matrix(rngs: nnx.Rngs, shape: tuple[int, ...], initializer_range: float) -> nnx.Param:

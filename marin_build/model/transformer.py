@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from marin_build.model.attention import Backend
-from marin_build.model.layers import Layer, RMSNorm, normal_matrix, rotary_tables
+from marin_build.model.layers import Layer, RMSNorm, normal_matrix, rotary_tables, whole_precision
 from marin_build.model.sharding import constrain, gathered, parameter_shardings
 from marin_build.recipe.schema import LlamaModel
 
@@ -71,7 +71,9 @@ class Llama(nnx.Module):
         def layer(x: jax.Array, parameters: nnx.State) -> tuple[jax.Array, None]:
             return constrain(nnx.merge(graph, parameters)(x, rotary, segment_ids), ACTIVATION_AXES), None
 
-        x, _ = jax.lax.scan(_rematerialize(layer, self.rematerialization), x, stacked, unroll=not self.scan_layers)
+        layer = _rematerialize(layer, self.rematerialization)
+        with whole_precision(self.compute_dtype):
+            x, _ = jax.lax.scan(layer, x, stacked, unroll=not self.scan_layers)
         return self.final_norm(x)
 
     def output_embedding(self) -> jax.Array:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from marin_build.model.layers import whole_precision
 from marin_build.model.sharding import batch_shards, constrain, gathered
 
 CHUNK_TOKENS = {"cpu": 512}
@@ -75,7 +76,8 @@ def _fused(hidden, output_embedding, targets, weights, z_loss, chunk):
         total, nats, _ = _chunk_loss(part, embedding, z_loss)
         return (sums[0] + total, sums[1] + nats), None
 
-    sums, _ = jax.lax.scan(body, (jnp.float32(0), jnp.float32(0)), _chunks(hidden, targets, weights, chunk))
+    with whole_precision(hidden.dtype):
+        sums, _ = jax.lax.scan(body, (jnp.float32(0), jnp.float32(0)), _chunks(hidden, targets, weights, chunk))
     return sums
 
 
@@ -95,7 +97,8 @@ def _fused_forward(hidden, output_embedding, targets, weights, z_loss, chunk):
 
     shape = (parts.hidden.shape[1], *output_embedding.shape)
     start = (jnp.float32(0), jnp.float32(0), constrain(jnp.zeros(shape, jnp.float32), ("batch", None, "vocab")))
-    (total, nats, embedding_gradient), hidden_gradient = jax.lax.scan(body, start, parts)
+    with whole_precision(hidden.dtype):
+        (total, nats, embedding_gradient), hidden_gradient = jax.lax.scan(body, start, parts)
     embedding_gradient = constrain(embedding_gradient.sum(0), ("embed", "vocab")).astype(output_embedding.dtype)
     return (total, nats), (_unchunk(hidden_gradient, hidden.shape), embedding_gradient)
 

@@ -31,8 +31,9 @@ TIED = TINY.model_copy(update={"tie_word_embeddings": True})
 
 def on_virtual_devices(script: Path, devices: int, *arguments: str) -> tuple[Any, str]:
     """Run a script with this many CPU devices; returns (the JSON of its last line of output, its stderr)."""
-    flags = f"--xla_force_host_platform_device_count={devices}"
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    # Compiled without effort: the time of such a test is that of its compilation.
+    flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONPATH": str(Path(__file__).parent)}
     command = [sys.executable, str(script), *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

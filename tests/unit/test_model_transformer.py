@@ -1,6 +1,7 @@
 """The model's promises: names, first values, one result whatever the options, and what rematerialisation keeps."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -139,6 +140,17 @@ def test_bfloat16_computes_in_16_bits_near_float32_and_keeps_gradients_in_float3
     for mine, exact in zip(jax.tree.leaves(others), jax.tree.leaves(gradients), strict=True):
         assert mine.dtype == jnp.float32
         assert np.linalg.norm(mine - exact) < 0.05 * np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize(("compute_dtype", "expected"), [("float32", {"HIGHEST"}), ("bfloat16", {"None"})])
+def test_float32_means_float32_in_every_matrix_product_of_a_step(compute_dtype, expected):
+    """On accelerators only this keeps float32 from being rounded to 8 to 11 bits; a CPU would not show it."""
+    graph, shapes = abstract(TINY, compute_dtype=compute_dtype)
+    written = str(jax.make_jaxpr(jax.grad(functools.partial(loss, graph)))(shapes))
+    products = written.count("dot_general[")
+    assert products > 20
+    precisions = re.findall(r"precision=\(?(?:Precision\.)?(\w+)", written)
+    assert (len(precisions) or products, set(precisions) or {"None"}) == (products, expected)
 
 
 def test_rematerialisation_trades_memory_for_work():
