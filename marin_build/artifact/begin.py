@@ -24,7 +24,7 @@ KINDS_MADE_ANEW = frozenset({"raw", "tokenizers", "tokenized"})
 """Cheap enough to be built from nothing by a plain run when nothing says what their files are."""
 
 
-def begin(store: Store, look: Look, status: Status, new: Attempt, *, forced: bool) -> Attempt:
+def begin(store: Store, look: Look, status: Status, new: Attempt, logger: logging.Logger, *, forced: bool) -> Attempt:
     """Prepare the folder to work in and write the attempt `new`, completed with that folder and what it resumes.
 
     Raises:
@@ -34,11 +34,11 @@ def begin(store: Store, look: Look, status: Status, new: Attempt, *, forced: boo
     if there is not None and _is_resumed(look, status, there, new, forced):
         written = _write(store, new, there.folder, there)
     elif status.state is State.damaged and not forced:
-        written = _repair(store, look, status, there, new)
+        written = _repair(store, look, status, there, new, logger)
     elif status.record is not None:
         written = _rebuild_beside(store, new)
     else:
-        written = _start_anew(store, new, keep=not forced)
+        written = _start_anew(store, new, logger, keep=not forced)
     make_folder(store.folder(new.target) / written.folder)
     return written
 
@@ -61,7 +61,7 @@ def _rebuild_beside(store: Store, new: Attempt) -> Attempt:
     return _write(store, new, REBUILD, None)
 
 
-def _start_anew(store: Store, new: Attempt, *, keep: bool) -> Attempt:
+def _start_anew(store: Store, new: Attempt, logger: logging.Logger, *, keep: bool) -> Attempt:
     """Build in the folder itself, from nothing; with `keep`, what is there is set aside, else removed."""
     main = store.folder(new.target)
     store.delete(new.target, ATTEMPT)
@@ -70,17 +70,19 @@ def _start_anew(store: Store, new: Attempt, *, keep: bool) -> Attempt:
     if not keep:
         discard(main)
     elif aside := set_aside(store, new.target, main, work_names(main)):
-        logging.getLogger("marin_build").warning("%s: older work was moved to %s", new.target, aside)
+        logger.warning("%s: older work was moved to %s", new.target, aside)
     return _write(store, new, ".", None)
 
 
-def _repair(store: Store, look: Look, status: Status, there: Attempt | None, new: Attempt) -> Attempt:
+def _repair(
+    store: Store, look: Look, status: Status, there: Attempt | None, new: Attempt, logger: logging.Logger
+) -> Attempt:
     """Make a damaged artifact unfinished again, without its damaged files: the builder makes what is missing."""
     target, record = new.target, status.record
     made = record or there
     if made is None or look.changed_inputs(made) or made.fingerprint != new.fingerprint:
         if target.is_dev or (made is None and target.kind in KINDS_MADE_ANEW):
-            return _start_anew(store, new, keep=True)
+            return _start_anew(store, new, logger, keep=True)
         raise _beyond_repair(look, status, made)
     folder = there.folder if there and record is None else "."
     written = _write(store, new, folder, there)

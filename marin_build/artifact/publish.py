@@ -27,8 +27,8 @@ from marin_build.artifact.examine import Look, State, Status
 from marin_build.artifact.lease import Lease, Sign, Terms, acquire, parse_lease
 from marin_build.artifact.record import Record
 from marin_build.artifact.stop import StopSignals
-from marin_build.artifact.store import FULL, LEASE, LOCK, Store, disk_error
-from marin_build.artifact.workspace import put_in_place, staged_record
+from marin_build.artifact.store import FULL, LEASE, Store, disk_error
+from marin_build.artifact.workspace import is_half_moved, put_in_place, staged_record
 from marin_build.errors import DamageError, MarinError, RequestError
 from marin_build.recipe.dependencies import identity_dependencies, needs, unresolved
 from marin_build.recipe.target import Target, parse_target
@@ -115,7 +115,7 @@ def build(
 def _build_leased(request: _Request, logger: logging.Logger) -> Outcome:
     with StopSignals() as signals, _leased(request, logger, signals, wait=request.settings.wait) as lease:
         plan = _plan(request)
-        return plan if isinstance(plan, Outcome) else _carry_out(request, plan, lease, signals)
+        return plan if isinstance(plan, Outcome) else _carry_out(request, plan, lease, signals, logger)
 
 
 @contextmanager
@@ -135,10 +135,8 @@ def _leased(request: _Request, logger: logging.Logger, signals: StopSignals, *, 
 
 def _tidy_after_the_dead(request: _Request, logger: logging.Logger) -> None:
     """Remove what a builder left that was killed between its record and its last step; it would do no harm."""
-    data = request.store.read(request.target, LEASE)
-    lease = parse_lease(data)
-    left = lease.sign() is Sign.dead if lease else data is None and request.store.read(request.target, LOCK) is not None
-    if left:
+    lease = parse_lease(request.store.read(request.target, LEASE))
+    if (lease and lease.sign() is Sign.dead) or is_half_moved(request.store, request.target):
         # Somebody else may be at it, or the prefix cannot be written to: both are well.
         with suppress(MarinError), _leased(request, logger, StopSignals(), wait=False):
             pass
@@ -208,10 +206,11 @@ def _dependency(request: _Request, look: Look, target: Target) -> Dependency:
 # ---- the work --------------------------------------------------------------------------------------------------------
 
 
-def _carry_out(request: _Request, plan: _Plan, lease: Lease, signals: StopSignals) -> Outcome:
+def _carry_out(request: _Request, plan: _Plan, lease: Lease, signals: StopSignals, logger: logging.Logger) -> Outcome:
     store, target, book = request.store, request.target, request.book
     with _disk_errors_explained(store.folder(target)):
-        attempt = begin(store, plan.look, plan.status, _new_attempt(request, plan, lease), forced=plan.is_forced)
+        new = _new_attempt(request, plan, lease)
+        attempt = begin(store, plan.look, plan.status, new, logger, forced=plan.is_forced)
         begun = start(attempt, plan.status.record, book.folder, request.command)
     with attempt_log(store.folder(target), attempt.id) as log, _failures_noted(store, attempt, lease, log):
         context = BuildContext(

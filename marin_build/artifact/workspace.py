@@ -85,11 +85,20 @@ def staged_record(store: Store, target: Target) -> Record | None:
     return _readable(store, target, STAGED)
 
 
+def is_half_moved(store: Store, target: Target) -> bool:
+    """True when a rebuild has taken the old one's place, and its attempt still says that it is being made."""
+    attempt = read_attempt(store, target)
+    if attempt is None or attempt.folder != REBUILD:
+        return False
+    record = _readable(store, target, RECORD)
+    return record is not None and record.provenance.get("attempt") == attempt.id
+
+
 def put_in_place(store: Store, target: Target) -> None:
     """Finish a rebuild: let it take the place of the old artifact, and forget where it was made."""
     _swap(store, target)
-    record, attempt = _readable(store, target, RECORD), read_attempt(store, target)
-    if record and attempt and attempt.folder == REBUILD and attempt.id == record.provenance.get("attempt"):
+    attempt = read_attempt(store, target)
+    if attempt and is_half_moved(store, target):
         with disk_errors(store.folder(target) / REBUILD):
             remove(store.folder(target) / REBUILD)
         write_attempt(store, dataclasses.replace(attempt, folder="."))
@@ -140,7 +149,8 @@ def _remove_left_over(folder: Path, old: Path, new: Record) -> None:
     kept = {entry["path"] for entry in new.files}
     for path in _recorded_paths(old, new.target):
         if path not in kept and not path.startswith(f"{LOGS}/"):
-            (folder / path).unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError, IsADirectoryError, NotADirectoryError):  # or now a new folder
+                (folder / path).unlink()
             with contextlib.suppress(OSError):  # not empty
                 os.removedirs((folder / path).parent)
     sync_folder(folder)

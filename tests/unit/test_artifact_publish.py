@@ -557,6 +557,24 @@ def test_force_rebuilds_a_drifted_artifact_and_remembers_what_it_replaced(world:
     assert new.replaced[0]["recipe"] == old.recipe
 
 
+def test_a_file_may_become_a_folder_and_a_folder_a_file(world: World):
+    def build(*names: str):
+        def make(context: BuildContext) -> BuildResult:
+            for name in names:
+                (context.folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (context.folder / name).write_text(name)
+            return BuildResult()
+
+        return make
+
+    for number, names in enumerate((("a", "b/c", "d/e/f"), ("a/b", "b", "g"), ("a", "b/c", "d/e/f"))):
+        record = world.build(RAW, build(*names), force=f"r{number}").record
+        assert tuple(entry["path"] for entry in record.content) == names
+        assert world.verify(RAW).ok
+        assert world.verify(RAW).foreign == ()
+    assert "g" not in world.files(RAW)
+
+
 def test_foreign_files_survive_a_rebuild(world: World):
     world.build(RAW)
     world.path(RAW, "notes.txt").write_text("mine")
