@@ -81,6 +81,7 @@ class Checkpoints:
         self._saver: orbax.training.Checkpointer | None = None
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
+        logging.getLogger("absl").addFilter(_is_not_of_orbax)
         make_folder(self.folder)
 
     # ---- reading -----------------------------------------------------------------------------------------------------
@@ -309,6 +310,11 @@ def first_problem(folder: Path) -> str | None:
 
 def state_bytes(state: TrainState) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+
+
+def _is_not_of_orbax(record: logging.LogRecord) -> bool:
+    """Orbax logs the tracebacks of errors that it also raises, and that we tell in one line."""
+    return "/orbax/" not in record.pathname
 
 
 def _first_line(error: BaseException) -> str:
