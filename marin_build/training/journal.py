@@ -44,6 +44,10 @@ class Journal:
         self._tracker.log(step, metrics)
         if "train/loss" in metrics:
             self._progress.show(step, metrics)
+        if "eval/bpb" in metrics:
+            self._context.logger.info(
+                "validation at step %d: %.4f bits per byte, loss %.4f", step, metrics["eval/bpb"], metrics["eval/loss"]
+            )
 
     def final(self, step: int) -> dict[str, float]:
         """The metrics of the line of `step`, the last."""

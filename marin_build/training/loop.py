@@ -272,7 +272,7 @@ def _summarize(run: Run, metrics: Mapping[str, float]) -> None:
     logger = run.context.logger
     if "eval/bpb" not in metrics:
         return
-    logger.info("validation: %.4f bits per byte, loss %.4f", metrics["eval/bpb"], metrics["eval/loss"])
+    logger.info("final validation: %.4f bits per byte, loss %.4f", metrics["eval/bpb"], metrics["eval/loss"])
     if BIGRAM in metrics:
         logger.info(
             "byte-bigram model on the same text: %.4f bits per byte (counted on up to %d MiB of the training text)",
