@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import secrets
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -113,7 +114,7 @@ def build(options: argparse.Namespace) -> int:
         place.store,
         place.settings,
         builder_of(target.kind),
-        forced_run=(options.force and f"command-{os.getpid()}") or forced.read(target),
+        forced_run=(options.force and f"command-{secrets.token_hex(6)}") or forced.read(target),
         run=options.run,
         command=[sys.argv[0], *options.arguments],
     )
@@ -138,7 +139,8 @@ def show(options: argparse.Namespace) -> int:
         return print_json(record.to_dict())
     from marin_build.looks import show_record
 
-    show_record(record, place.store.folder(target), examine(place.store, place.book, target))
+    status = examine(place.store, place.book, target) if place.book.exists(target) else None
+    show_record(record, place.store.folder(target), status)
     return 0
 
 

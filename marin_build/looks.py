@@ -86,12 +86,12 @@ def _verdict(status: Status) -> str:
     }.get(status.state, "nothing to do")
 
 
-def show_record(record: Record, folder: Path, status: Status) -> None:
+def show_record(record: Record, folder: Path, status: Status | None) -> None:
+    """Everything that the record says; `status` is None where the recipe is gone."""
     out = console()
-    out.print(
-        f"[bold]{escape(str(record.target))}[/]  [{COLOURS[status.state]}]{status.state}[/]  {escape(str(folder))}"
-    )
-    for reason in status.reasons:
+    state = f"[{COLOURS[status.state]}]{status.state}[/]" if status else "finished, but its recipe is gone"
+    out.print(f"[bold]{escape(str(record.target))}[/]  {state}  {escape(str(folder))}")
+    for reason in status.reasons if status else ():
         out.print(f"  {escape(reason)}")
     facts = _table("", "")
     facts.add_row("fingerprint", record.fingerprint)

@@ -103,6 +103,13 @@ def test_force_builds_once_more(place, capsys):
     assert after["digest"] == before["digest"]
 
 
+def test_an_artifact_whose_recipe_is_gone_can_be_shown(place, capsys):
+    main(["build", TOKENIZER])
+    Path(f"config/{TOKENIZER}.yaml").unlink()
+    assert main(["show", TOKENIZER]) == 0
+    assert "its recipe is gone" in capsys.readouterr().out
+
+
 def test_new_and_bump_write_recipes_that_load(place, capsys):
     assert main(["new", "checkpoints/mine/2026.01.02", "--model", "nano"]) == 0
     assert main(["bump", TOKENIZER, "--version", "2026.01.03"]) == 0

@@ -320,7 +320,7 @@ def test_progress_lines_tell_how_it_goes(tmp_path, caplog):
     assert any(
         line.startswith("step 6/6 100.0% | loss ") and "tokens/s" in line and "ETA 0:00:00" in line for line in lines
     )
-    assert any(line.startswith("validation: ") and "bits per byte" in line for line in lines)
+    assert any(line.startswith("final validation: ") and "bits per byte" in line for line in lines)
     assert any(line.startswith("byte-bigram model on the same text: ") for line in lines)
     assert any("measured on this CPU" in line for line in lines)
 
