@@ -32,6 +32,8 @@ class Measured(NamedTuple):
     """What the z-loss adds to it in the loss that is minimised."""
     grad_norm: jax.Array
     """Global norm of the gradient before it is clipped."""
+    parameter_norm: jax.Array
+    """Global norm of the parameters after the update: not finite when the update ruined them."""
 
 
 TrainStep = Callable[[TrainState, DeviceBatch], tuple[TrainState, Measured]]
@@ -50,8 +52,9 @@ def make_train_step(
     def step(state: TrainState, batch: DeviceBatch) -> tuple[TrainState, Measured]:
         gradients, (total, nats) = _gradients(graph, state.parameters, batch, z_loss, micro_batches)
         updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.parameters)
-        measured = Measured(loss=nats, z_loss=total - nats, grad_norm=optax.tree.norm(gradients))
-        return TrainState(optax.apply_updates(state.parameters, updates), optimizer_state), measured
+        parameters = optax.apply_updates(state.parameters, updates)
+        norms = optax.tree.norm(gradients), optax.tree.norm(parameters)
+        return TrainState(parameters, optimizer_state), Measured(nats, total - nats, *norms)
 
     return jax.jit(step, donate_argnums=0)
 

@@ -1,4 +1,4 @@
-"""Looks at the loss and the gradient norm of every step, and stops the training when one is not a number.
+"""Looks at the loss and the norms of every step, and stops the training when one is not a finite number.
 
 Reading a number makes the host wait for the device, so a step's numbers are read when the next step is under way.
 Before anything is written or saved they are all read: no state that a bad number went into is ever saved.
