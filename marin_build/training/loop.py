@@ -249,9 +249,13 @@ def _raise_if_stopped(run: Run, step: int) -> None:
 
 
 def _raise_stopped(run: Run, step: int) -> NoReturn:
+    target, steps = run.context.target, run.recipe.steps
+    if step == 0:
+        raise Stopped(
+            f"{target} was stopped before its first step, so nothing was saved\n  the same command starts anew"
+        )
     raise Stopped(
-        f"{run.context.target} was stopped at step {step} of {run.recipe.steps}, which is saved\n"
-        "  the same command goes on from there"
+        f"{target} was stopped at step {step} of {steps}, which is saved\n  the same command goes on from there"
     )
 
 

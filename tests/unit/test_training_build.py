@@ -142,7 +142,7 @@ def test_a_stop_finishes_the_step_saves_and_the_next_build_ends_with_the_same_bi
 
 def test_a_stop_before_the_first_step_saves_nothing_and_starts_again(tmp_path):
     world = TrainingWorld(tmp_path)
-    with pytest.raises(Stopped, match="stopped at step 0"):
+    with pytest.raises(Stopped, match="stopped before its first step, so nothing was saved"):
         build(world.context(stop_requested=lambda: True))
     assert list(world.checkpoints.iterdir()) == []
 

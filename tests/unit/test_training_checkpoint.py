@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from marin_build.errors import DamageError, DriftError, LeasedError, MarinError
-from marin_build.training.checkpoint import MANIFEST, Checkpoints
+from marin_build.training.checkpoint import MANIFEST, Checkpoints, load_state
 from marin_build.training.state import TrainState, state_digest
 
 IDENTITY = {"fingerprint": "a" * 32, "plan": "b" * 32}
@@ -138,6 +138,21 @@ def test_a_save_that_was_never_committed_and_is_not_whole_is_no_reason_to_stop(t
         shutil.rmtree(tmp_path / "10" / "optimizer")
     assert restore(tmp_path) is None
     assert "FALLING BACK to the start: none was ever committed" in caplog.text
+
+
+def test_a_flipped_bit_that_orbax_loads_without_a_word_is_noticed(tmp_path, caplog):
+    noise = {"embedding": jax.random.normal(jax.random.key(0), (128, 128))}
+    with checkpoints(tmp_path) as saved:
+        saved.save(10, TrainState(noise, noise), {})
+    (tmp_path / "10" / MANIFEST).unlink()
+    flip_a_bit(tmp_path, 10)
+    placed = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), TrainState(noise, noise)
+    )
+    load_state(tmp_path / "10", placed)
+    with checkpoints(tmp_path) as saved:
+        assert saved.restore(placed) is None
+    assert "the state read back is not the state that was saved" in caplog.text
 
 
 def test_a_removal_cut_short_by_a_crash_is_finished_and_never_read(tmp_path):
