@@ -6,7 +6,6 @@ import os
 import shlex
 import signal
 import sys
-import time
 
 import pytest
 
@@ -82,10 +81,13 @@ def test_a_new_snakemake_takes_up_the_job_of_a_dead_one(repository, tmp_path, ga
     gate.wait_for("raw", first)
     os.kill(first.pid, signal.SIGKILL)
     second = repository.start(RAW, *words, **gate.environment())
-    time.sleep(3)
+    said = ""
+    while "Resuming incomplete job" not in said:
+        line = second.stdout.readline()
+        assert line, said  # it ended without taking the job up
+        said += line
     gate.open()
-    said = second.communicate(timeout=120)[0]
+    said += second.communicate(timeout=120)[0]
     assert second.returncode == 0, said
-    assert "Resuming incomplete job" in said
     assert len(list(repository.artifact(RAW).glob("logs/*.log"))) == 1
     first.communicate()
