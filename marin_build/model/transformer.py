@@ -118,8 +118,10 @@ def initialize(config: LlamaModel, *, seed: int, **options: Unpack[Options]) -> 
 
     The values depend on the seed alone: not on the mesh, nor on any option.
     """
+    mesh = jax.sharding.get_mesh()
+    assert not mesh.empty, "call it within jax.set_mesh(make_mesh(…))"
     graph, shapes = abstract(config, **options)
-    shardings = parameter_shardings(shapes, jax.sharding.get_mesh())
+    shardings = parameter_shardings(shapes, mesh)
 
     def create() -> Parameters:
         return _split(Llama(config, **options, rngs=nnx.Rngs(params=seed)))[1]
