@@ -18,12 +18,12 @@ def test_a_step_of_the_reference_model_fits_64_devices_of_32_gigabytes():
     """256 rows of 2,048 tokens, all layers rematerialised, parameters split over 64 devices.
 
     The CPU's compiler holds bfloat16 as float32, so its figure is up to twice that of an accelerator. 7.2 GB are seen;
-    without the pinned activations it is 260, with all logits at once 4.2 more.
+    it was 8.7 with all scores of a row at once, 16.7 with all its logits, and 77 without rematerialisation.
     """
     measured, errors = on_virtual_devices(Path(__file__), DEVICES)
     # float32 parameters and two moments: 12 bytes each of 2,136 million, in 64 parts.
     assert measured["arguments"] < 1.02 * 12 * 2_136_049_664 / DEVICES
-    assert measured["temporary"] < 10e9
+    assert measured["temporary"] < 8e9
     assert "involuntary" not in errors.lower()
 
 
