@@ -1,9 +1,12 @@
 """What it costs to ask Snakemake for a target, against `snakemake --version`, however many recipes there are.
 
     python benchmarks/startup.py [--sizes 1 100 5000] [--repeats 5]
+    python benchmarks/startup.py --instructions
 
 CPU seconds (user + system, children included), medians over the repeats. In each repeat every command runs once, in
-turn, so that a change of the machine's load meets all of them alike. Goal: within 1.2 times `--version` at each size.
+turn, so that a change of the machine's load meets all of them alike. With `--instructions`, valgrind counts the machine
+instructions of one run each instead: minutes long, and the same on a busy machine as on an idle one. Goal: within 1.2
+times `--version` at each size.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import re
 import shutil
 import statistics
 import subprocess
@@ -64,14 +68,28 @@ def run(command: list[str], folder: Path) -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def measure(sizes: list[int], repeats: int, folder: Path) -> dict[str, float]:
-    """Median CPU seconds by command."""
+def count_instructions(command: list[str], folder: Path) -> float:
+    """Billions of machine instructions of one run of a command."""
+    run(command, folder)  # compiles what is not compiled yet
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    valgrind = ["valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]
+    said = subprocess.run([*valgrind, *command], cwd=folder, env=environment, capture_output=True, text=True).stderr
+    return int(re.search(r"I\s+refs:\s+([\d,]+)", said)[1].replace(",", "")) / 1e9
+
+
+def commands_to_measure(sizes: list[int], folder: Path) -> dict[str, tuple[list[str], Path]]:
+    """Command and working directory, by name; `--version` first."""
     places = {size: make_repository(folder / str(size), size) for size in sizes}
     commands = {"snakemake --version": ([*SNAKEMAKE, "--version"], places[sizes[0]])}
     for size, place in places.items():
-        commands[f"dry run, {size:,} recipes"] = ([*SNAKEMAKE, "-n", "-f", TARGET], place)
-        commands[f"nothing to do, {size:,} recipes"] = ([*SNAKEMAKE, TARGET], place)
+        commands[f"dry run, recipes: {size:,}"] = ([*SNAKEMAKE, "-n", "-f", TARGET], place)
+        commands[f"nothing to do, recipes: {size:,}"] = ([*SNAKEMAKE, TARGET], place)
     commands["dry run of the largest recipe in the tree"] = ([*SNAKEMAKE, "-n", LARGEST], ROOT)
+    return commands
+
+
+def measure(commands: dict[str, tuple[list[str], Path]], repeats: int) -> dict[str, float]:
+    """Median CPU seconds by command."""
     samples: dict[str, list[float]] = {name: [] for name in commands}
     for repeat in range(repeats + 1):
         for name, (command, place) in commands.items():
@@ -81,21 +99,21 @@ def measure(sizes: list[int], repeats: int, folder: Path) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in samples.items()}
 
 
-def report(medians: dict[str, float], repeats: int) -> str:
-    base = medians["snakemake --version"]
-    rows = [f"| {name} | {seconds:.2f} | {seconds / base:.2f} |" for name, seconds in medians.items()]
+def report(figures: dict[str, float], what: str) -> str:
+    base = figures["snakemake --version"]
+    rows = [f"| {name} | {figure:.2f} | {figure / base:.2f} |" for name, figure in figures.items()]
+    place = f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}"
+    goal = f"Goal: {GOAL} at each number of recipes; the last row, a closure of some thirty recipes, has none."
+    title = f"# Start-up, {date.today()}"
     return "\n".join(
         [
-            f"# Start-up, {date.today()}",
+            title,
             "",
-            f"`python benchmarks/startup.py`: CPU seconds, median of {repeats}, commands in turn, on "
-            f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}. "
-            f"Goal: {GOAL} at each number of recipes; the last row, a closure of some thirty recipes, has none.",
+            f"{what}. {place}. {goal}",
             "",
-            "| command | CPU seconds | × `--version` |",
+            "| command | figure | × `--version` |",
             "| --- | --- | --- |",
             *rows,
-            "",
         ]
     )
 
@@ -104,10 +122,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 100, 5000])
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--instructions", action="store_true", help="count instructions with valgrind")
     options = parser.parse_args()
     with TemporaryDirectory() as folder:
-        medians = measure(options.sizes, options.repeats, Path(folder))
-    print(report(medians, options.repeats))
+        commands = commands_to_measure(options.sizes, Path(folder))
+        if options.instructions:
+            figures = {name: count_instructions(*command) for name, command in commands.items()}
+            print(report(figures, "Billions of instructions, valgrind, one run each"))
+        else:
+            print(report(measure(commands, options.repeats), f"CPU seconds, median of {options.repeats} in turn"))
 
 
 if __name__ == "__main__":
