@@ -72,7 +72,7 @@ def read_settings(options: argparse.Namespace) -> Settings:
     if SETTINGS_FILE.is_file():
         try:
             given = yaml.safe_load(SETTINGS_FILE.read_bytes()) or {}
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
+        except (yaml.YAMLError, ValueError) as error:
             raise RequestError(f"{SETTINGS_FILE}: not readable as YAML\n{error}") from None
         if not isinstance(given, dict):
             raise RequestError(f"{SETTINGS_FILE}: needs `key: value` lines, seen {type(given).__name__}")
@@ -89,7 +89,7 @@ def command_line_settings(options: argparse.Namespace) -> dict[str, Any]:
             raise RequestError(f"--config {item!r}: write key=value")
         try:
             chosen[key] = yaml.safe_load(value)
-        except yaml.YAMLError:
+        except (yaml.YAMLError, ValueError):
             raise RequestError(f"--config {item!r}: the value is not readable as YAML") from None
     for key in ("prefix", "recipes"):
         if getattr(options, key) is not None:
@@ -278,6 +278,7 @@ def parser() -> argparse.ArgumentParser:
     depth = added.add_mutually_exclusive_group()
     depth.add_argument("--quick", action="store_false", dest="full", help="presence and size of each file (default)")
     depth.add_argument("--full", action="store_true", help="every byte; marks the record when something is wrong")
+    added.set_defaults(full=False)
     added = verb(new, "write a complete recipe to start from")
     added.add_argument("target")
     added.add_argument("--model", help="for a checkpoint: a model preset, for example 150m")

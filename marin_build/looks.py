@@ -146,7 +146,19 @@ def show_verification(report: Report) -> None:
             f"  [dim]{len(report.foreign)} files that no record names: {escape(', '.join(report.foreign[:5]))}[/]"
         )
     if not report.ok:
-        out.print(f"  to repair it: snakemake {escape(str(report.target))}")
+        out.print(f"  {escape(_advice(report))}")
+
+
+def _advice(report: Report) -> str:
+    """What a person can do about the problems."""
+    if all(problem.path == "metrics.jsonl" or problem.path.startswith("logs/") for problem in report.problems):
+        return "what it tells of its making is lost; its content is whole, and a build does not make it again"
+    if report.target.kind == "checkpoints":
+        return (
+            f"snakemake {report.target} falls back to its newest whole step; "
+            f"where there is none, restore the files, or snakemake -f {report.target} trains it from nothing"
+        )
+    return f"to repair it: snakemake {report.target}"
 
 
 def readable_bytes(count: int) -> str:

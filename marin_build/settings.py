@@ -22,7 +22,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    prefix: str = "artifacts"
+    prefix: Annotated[str, Field(min_length=1)] = "artifacts"
     """Folder of all artifacts."""
     recipes: str = "config"
     """Folder of all recipes."""
@@ -30,7 +30,7 @@ class Settings(BaseModel):
     """Picks the block of a recipe's `execution:`; profiles set it."""
     wait: bool = False
     """Wait for a target that somebody else is building instead of stopping."""
-    lease_seconds: Annotated[float, Field(gt=0)] = 90
+    lease_seconds: Annotated[float, Field(gt=0, le=86400)] = 90
     """A lease without a heartbeat for this long is void; the heartbeat comes three times as often."""
     processes: Annotated[int, Field(ge=1)] | None = None
     """Worker processes for tokenizing; none: the cores that this process may use."""

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from marin_build.artifact.digest import body_checksum
 from marin_build.artifact.store import ATTEMPT, Store
 from marin_build.errors import (
     FINAL_EXIT_CODES,
@@ -56,6 +57,8 @@ class Attempt:
     """{id, started, host} of the attempts whose work this one resumes, oldest first."""
     failure: Mapping[str, Any] | None = None
     """{run, exit_code, message} of a failure that a retry cannot cure."""
+    repairs: Mapping[str, Any] | None = None
+    """The record of the finished artifact whose damage it repairs; it comes back when that turns out impossible."""
     schema: int = SCHEMA
 
     @property
@@ -101,17 +104,21 @@ def read_attempt(store: Store, target: Target) -> Attempt | None:
         body = json.loads(data or b"null")
         if body["schema"] > SCHEMA:
             raise RequestError(f"{target}: its unfinished work is of a newer marin_build (schema {body['schema']})")
-        known: dict[str, Any] = {item.name: body[item.name] for item in dataclasses.fields(Attempt)}
+        if body.pop("checksum") != body_checksum(body):
+            return None
+        names = {item.name for item in dataclasses.fields(Attempt)}
+        known: dict[str, Any] = {name: value for name, value in body.items() if name in names}
         lists = {name: tuple(known[name]) for name in ("dependencies", "earlier")}
         attempt = Attempt(**{**known, **lists})
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, AttributeError):
         return None
     return attempt if attempt.target == target else None
 
 
 def write_attempt(store: Store, attempt: Attempt) -> None:
-    body = json.dumps(dataclasses.asdict(attempt), indent=1, sort_keys=True, ensure_ascii=False)
-    store.replace(attempt.target, ATTEMPT, body.encode("utf-8", "surrogatepass") + b"\n")
+    body = dataclasses.asdict(attempt)
+    text = json.dumps({**body, "checksum": body_checksum(body)}, indent=1, sort_keys=True, ensure_ascii=False)
+    store.replace(attempt.target, ATTEMPT, text.encode("utf-8", "surrogatepass") + b"\n")
 
 
 def note_failure(store: Store, attempt: Attempt, error: MarinError) -> None:

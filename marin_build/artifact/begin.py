@@ -17,8 +17,9 @@ from marin_build.artifact.examine import Look, State, Status
 from marin_build.artifact.record import Record
 from marin_build.artifact.store import ATTEMPT, REBUILD, RECORD, Store, make_folder
 from marin_build.artifact.verify import check_bytes, check_sizes
-from marin_build.artifact.workspace import discard, remove, set_aside, work_names
+from marin_build.artifact.workspace import discard, has_work, remove, set_aside, work_names
 from marin_build.errors import DamageError
+from marin_build.recipe.target import Target
 
 KINDS_MADE_ANEW = frozenset({"raw", "tokenizers", "tokenized"})
 """Cheap enough to be built from nothing by a plain run when nothing says what their files are."""
@@ -38,7 +39,7 @@ def begin(store: Store, look: Look, status: Status, new: Attempt, logger: loggin
     elif status.record is not None:
         written = _rebuild_beside(store, new)
     else:
-        written = _start_anew(store, new, logger, keep=not forced)
+        written = _start_anew(store, new, there, logger, keep=not forced)
     make_folder(store.folder(new.target) / written.folder)
     return written
 
@@ -61,9 +62,15 @@ def _rebuild_beside(store: Store, new: Attempt) -> Attempt:
     return _write(store, new, REBUILD, None)
 
 
-def _start_anew(store: Store, new: Attempt, logger: logging.Logger, *, keep: bool) -> Attempt:
-    """Build in the folder itself, from nothing; with `keep`, what is there is set aside, else removed."""
+def _start_anew(store: Store, new: Attempt, there: Attempt | None, logger: logging.Logger, *, keep: bool) -> Attempt:
+    """Build in the folder itself, from nothing; with `keep`, what is there is set aside, else removed.
+
+    Raises:
+        DamageError: a checkpoint's files are there, and nothing says what they were made from.
+    """
     main = store.folder(new.target)
+    if keep and there is None and has_work(main) and not (new.target.is_dev or new.target.kind in KINDS_MADE_ANEW):
+        raise _of_unknown_origin(new.target)
     store.delete(new.target, ATTEMPT)
     store.delete(new.target, RECORD)
     remove(main / REBUILD)
@@ -77,17 +84,21 @@ def _start_anew(store: Store, new: Attempt, logger: logging.Logger, *, keep: boo
 def _repair(
     store: Store, look: Look, status: Status, there: Attempt | None, new: Attempt, logger: logging.Logger
 ) -> Attempt:
-    """Make a damaged artifact unfinished again, without its damaged files: the builder makes what is missing."""
+    """Make a damaged artifact unfinished again, without its damaged files: the builder makes what is missing.
+
+    A checkpoint's files stay where they are: its builder knows by itself which steps are whole.
+    """
     target, record = new.target, status.record
     made = record or there
     if made is None or look.changed_inputs(made) or made.fingerprint != new.fingerprint:
         if target.is_dev or (made is None and target.kind in KINDS_MADE_ANEW):
-            return _start_anew(store, new, logger, keep=True)
+            return _start_anew(store, new, there, logger, keep=True)
         raise _beyond_repair(look, status, made)
     folder = there.folder if there and record is None else "."
-    written = _write(store, new, folder, there)
+    written = _write(store, dataclasses.replace(new, repairs=record.to_dict() if record else None), folder, there)
     main = store.folder(target)
-    set_aside(store, target, main, _still_bad(main, record, {problem.path for problem in status.problems}))
+    if target.kind in KINDS_MADE_ANEW:
+        set_aside(store, target, main, _still_bad(main, record, {problem.path for problem in status.problems}))
     if folder == ".":
         store.delete(target, RECORD)
     return written
@@ -113,8 +124,16 @@ def _beyond_repair(look: Look, status: Status, made: Record | Attempt | None) ->
     return input_error(target, look.changed_inputs(made))
 
 
+def _of_unknown_origin(target: Target) -> DamageError:
+    return DamageError(
+        f"{target}: files are there, and neither a record nor an attempt says what they were made from\n"
+        f"  restore .artifact.json from a copy, or build it from nothing: snakemake -f {target}"
+    )
+
+
 def _write(store: Store, new: Attempt, folder: str, resumed: Attempt | None) -> Attempt:
     earlier = (*resumed.earlier, resumed.brief()) if resumed else ()
-    written = dataclasses.replace(new, folder=folder, earlier=earlier)
+    repairs = new.repairs or (resumed.repairs if resumed else None)
+    written = dataclasses.replace(new, folder=folder, earlier=earlier, repairs=repairs)
     write_attempt(store, written)
     return written

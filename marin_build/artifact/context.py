@@ -41,6 +41,8 @@ class BuildContext:
     """True after the first SIGTERM or Ctrl-C, or once the lease is lost: save and raise Stopped soon."""
     check_lease: Callable[[], None]
     """Raises LeasedError when another builder has taken over: call before committing anything."""
+    must_resume: bool = False
+    """True when it was finished once and is being repaired: a checkpoint then never starts from nothing."""
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,12 @@ def hash_bytes(data: bytes) -> str:
     return xxhash.xxh3_128_hexdigest(data)
 
 
+def body_checksum(body: Mapping[str, Any]) -> str:
+    """Hash of a body as JSON with sorted keys and no spaces, so that it survives re-indentation."""
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return hash_bytes(text.encode("utf-8", "surrogatepass"))
+
+
 def hash_file(path: str | Path, *, sync: bool = False) -> tuple[int, str]:
     """(bytes, 32 hex digits of xxh3_128) of a file, in constant memory; with `sync`, it is durable on return.
 

@@ -7,6 +7,7 @@ Everything before the attempt only reads, so a refusal leaves no trace. Killed a
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import socket
@@ -25,7 +26,7 @@ from marin_build.artifact.commit import commit, entry_of, start
 from marin_build.artifact.context import BuildContext, BuildResult, Dependency
 from marin_build.artifact.examine import Look, State, Status
 from marin_build.artifact.lease import Lease, Sign, Terms, acquire, parse_lease
-from marin_build.artifact.record import Record
+from marin_build.artifact.record import Record, parse_record, read_record, write_record
 from marin_build.artifact.stop import StopSignals
 from marin_build.artifact.store import FULL, LEASE, Store, disk_error
 from marin_build.artifact.workspace import is_half_moved, put_in_place, staged_record
@@ -223,6 +224,7 @@ def _carry_out(request: _Request, plan: _Plan, lease: Lease, signals: StopSignal
             logger=log.logger,
             stop_requested=lambda: signals.requested() or lease.is_lost(),
             check_lease=lease.check,
+            must_resume=attempt.repairs is not None,
         )
         log.logger.info("building %s in %s", target, context.folder)
         with _disk_errors_explained(context.folder):
@@ -266,9 +268,16 @@ def _failures_noted(store: Store, attempt: Attempt, lease: Lease, log: AttemptLo
             try:
                 with lease.committing():
                     note_failure(store, attempt, error)
+                    _put_record_back(store, attempt, error)
             except MarinError as problem:
                 log.logger.warning("the failure could not be noted: %s", problem)
         raise
+
+
+def _put_record_back(store: Store, attempt: Attempt, error: MarinError) -> None:
+    """A damaged artifact that turned out beyond repair keeps its record, and with it its state and what it tells."""
+    if attempt.repairs is not None and isinstance(error, DamageError) and read_record(store, attempt.target) is None:
+        write_record(store, parse_record(json.dumps(attempt.repairs).encode(), attempt.target, "in its attempt"))
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from marin_build import __version__
-from marin_build.artifact.digest import hash_bytes
+from marin_build.artifact.digest import body_checksum
 from marin_build.artifact.store import REBUILD, RECORD, Store
 from marin_build.errors import DamageError, RequestError
 from marin_build.recipe.target import Target
@@ -69,7 +69,7 @@ class Record:
     def to_dict(self) -> dict[str, Any]:
         """As in the file, checksum included; containers are the record's own."""
         body = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
-        return {**body, "checksum": _checksum(body)}
+        return {**body, "checksum": body_checksum(body)}
 
     def to_bytes(self) -> bytes:
         return json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False).encode() + b"\n"
@@ -114,7 +114,7 @@ def parse_record(data: bytes, target: Target, place: str) -> Record:
         raise DamageError(f"{target} is damaged: its record {place} is no JSON object")
     _check_schema(body, target, place)
     checksum = body.pop("checksum", None)
-    if checksum != _checksum(body):
+    if checksum != body_checksum(body):
         raise DamageError(f"{target} is damaged: its record {place} fails its checksum (states {checksum})")
     if missing := _NEEDED - body.keys():
         raise DamageError(f"{target} is damaged: its record {place} has no {', '.join(sorted(missing))}")
@@ -137,9 +137,3 @@ def _check_schema(body: Mapping[str, Any], target: Target, place: str) -> None:
             f"this version ({__version__}) reads up to {SCHEMA}\n"
             f"  use marin_build {body.get('written_by', 'of a later version')}"
         )
-
-
-def _checksum(body: Mapping[str, Any]) -> str:
-    """Hash of the body as JSON with sorted keys and no spaces, so that it survives re-indentation."""
-    text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return hash_bytes(text.encode("utf-8", "surrogatepass"))

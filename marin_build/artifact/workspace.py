@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import os
 import shutil
+from itertools import chain, count
 from pathlib import Path
 
 from marin_build.artifact.attempt import read_attempt, write_attempt
@@ -62,14 +63,20 @@ def discard(folder: Path) -> None:
 
 
 def set_aside(store: Store, target: Target, folder: Path, names: list[str]) -> Path | None:
-    """Move files or folders out of the way, to `.aside`, where `verify` reports them; equal names there give way."""
+    """Move files or folders out of the way, to `.aside`, where `verify` reports them; nothing there is replaced."""
     aside = store.folder(target) / ASIDE
     for name in names:
-        make_folder((aside / name).parent)
-        remove(aside / name)
-        os.rename(folder / name, aside / name)
+        place = _free(aside / name)
+        make_folder(place.parent)
+        os.rename(folder / name, place)
         sync_folder((folder / name).parent)
     return aside if names else None
+
+
+def _free(path: Path) -> Path:
+    """`path`, or where something is there already the first of `path.2`, `path.3`, …"""
+    numbered = (path.with_name(f"{path.name}.{number}") for number in count(2))
+    return next(place for place in chain([path], numbered) if not os.path.lexists(place))
 
 
 def remove(path: Path) -> None:

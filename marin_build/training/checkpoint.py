@@ -72,12 +72,14 @@ class Checkpoints:
         is_kept: Callable[[int], bool],
         check_lease: Callable[[], None],
         logger: logging.Logger,
+        must_resume: bool = False,
     ):
         self.folder = folder.absolute()
         self._identity = dict(identity)
         self._is_kept = is_kept
         self._check_lease = check_lease
         self._logger = logger
+        self._must_resume = must_resume
         self._saver: orbax.training.Checkpointer | None = None
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
@@ -111,12 +113,10 @@ class Checkpoints:
                 break
             problems[step] = f"step {step}: {state}"
             self._logger.warning("checkpoint of step %d is not whole: %s", step, state)
-        if found is None and committed:
-            raise DamageError(
-                f"no checkpoint in {self.folder} is whole, and training from nothing is never begun unasked\n  "
-                + "\n  ".join(problems.values())
-                + "\n  restore the files from a copy, or train from nothing with -f"
-            )
+        if found is None and (committed or self._must_resume):
+            lines = [f"no checkpoint in {self.folder} is whole, and training from nothing is never begun unasked"]
+            lines += problems.values() or ["no checkpoint is there at all"]
+            raise DamageError("\n  ".join([*lines, "restore the files from a copy, or train from nothing with -f"]))
         self._clear(problems)
         if problems:
             where = f"the one of step {found.step}" if found else "the start: none was ever committed"
@@ -159,8 +159,9 @@ class Checkpoints:
             for path in self.folder.glob(f"{GOING}*"):
                 shutil.rmtree(path)
             for step in problems:
-                shutil.rmtree(self.folder / f"{DAMAGED}{step}", ignore_errors=True)
-                os.rename(self.folder / str(step), self.folder / f"{DAMAGED}{step}")
+                taken = len(list(self.folder.glob(f"{DAMAGED}{step}*")))  # one that was set aside before stays
+                place = f"{DAMAGED}{step}" + (f".{taken + 1}" if taken else "")
+                os.rename(self.folder / str(step), self.folder / place)
         _wait_for_all("checkpoints cleared")
 
     # ---- writing -----------------------------------------------------------------------------------------------------

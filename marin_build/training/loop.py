@@ -145,6 +145,7 @@ def _open_checkpoints(run: Run, cadence: Cadence) -> Checkpoints:
         run.context.folder / CHECKPOINTS,
         identity={"fingerprint": run.context.fingerprint, "data": run.inputs.loader.plan_digest},
         is_kept=cadence.keeps,
+        must_resume=run.context.must_resume,
         check_lease=run.context.check_lease,
         logger=run.context.logger,
     )

@@ -95,23 +95,23 @@ def test_a_record_of_a_newer_schema_is_refused_with_the_version_that_wrote_it():
 
 
 def test_a_record_that_misses_fields_that_came_later_is_read():
-    from marin_build.artifact.record import _checksum
+    from marin_build.artifact.digest import body_checksum
 
     body = RECORD_OF_TARGET.to_dict()
     for name in ("checksum", "replaced", "damage", "measured"):
         del body[name]
-    old = json.dumps({**body, "checksum": _checksum(body)}).encode()
+    old = json.dumps({**body, "checksum": body_checksum(body)}).encode()
     assert parse_record(old, TARGET, "here") == RECORD_OF_TARGET
 
 
 def test_a_record_without_a_needed_field_says_which():
-    from marin_build.artifact.record import _checksum
+    from marin_build.artifact.digest import body_checksum
 
     body = RECORD_OF_TARGET.to_dict()
     for name in ("checksum", "digest"):
         del body[name]
     with pytest.raises(DamageError, match="has no digest"):
-        parse_record(json.dumps({**body, "checksum": _checksum(body)}).encode(), TARGET, "here")
+        parse_record(json.dumps({**body, "checksum": body_checksum(body)}).encode(), TARGET, "here")
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"null", b"\xff\xfe", b"{"])
