@@ -70,6 +70,26 @@ def test_verify_names_a_flipped_byte_and_the_state_becomes_damaged(place, capsys
     assert main(["verify", "--full", TOKENIZER]) == 0
 
 
+def test_verify_is_quick_unless_asked_for_more(place):
+    main(["build", TOKENIZER])
+    path = place / "artifacts" / TOKENIZER / "tokenizer.json"
+    path.write_bytes(path.read_bytes()[::-1])
+    assert main(["verify", TOKENIZER]) == 0
+    assert main(["verify", "--full", TOKENIZER]) == 4
+
+
+def test_an_attempt_with_any_flipped_bit_is_known_or_of_unknown_origin_and_never_a_crash(place, capsys):
+    write(RAW, "source: {type: files, paths: [notes.txt], digest: abababababababababababababababab}\n")
+    assert main(["build", RAW]) == 2
+    path = place / "artifacts" / RAW / ".attempt.json"
+    (path.parent / "notes.txt").write_text("begun")
+    whole = path.read_bytes()
+    for position in range(0, len(whole), 7):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
+        assert main(["status", RAW]) == 0
+    capsys.readouterr()
+
+
 def test_drift_is_refused_with_the_field_then_accepted_with_a_reason(place, capsys):
     main(["build", TOKENIZER])
     write(TOKENIZER, BYTES_RECIPE.replace("<|end|>", "<|eos|>"))

@@ -99,3 +99,17 @@ def test_a_flipped_byte_is_found_named_and_repaired(after, snakemake):
     assert shard.read_bytes() == whole
     assert after.command("marin-build", "verify", "--full", TOKENS).code == 0
     assert snakemake(MODEL).is_idle, "the same bytes came back: the model is as it was"
+
+
+def test_a_model_that_is_beyond_repair_keeps_its_record_and_is_not_trained_anew_unasked(after, trained):
+    """Twice: the first refusal must leave no state from which the second would train from nothing."""
+    checkpoints = after.artifact(MODEL) / "checkpoints"
+    os.rename(checkpoints, after.folder / "taken")
+    for _ in range(2):
+        refused = after.command("marin-build", "build", MODEL, *quick(trained))
+        assert refused.code == 4, refused.text
+        assert "train from nothing with -f" in refused.text
+        assert after.record(MODEL).metrics == trained.record(MODEL).metrics
+    shutil.rmtree(checkpoints, ignore_errors=True)
+    os.rename(after.folder / "taken", checkpoints)
+    assert after.command("marin-build", "verify", "--full", MODEL).code == 0
