@@ -77,10 +77,11 @@ def code_notes(record: Record) -> list[str]:
 
 
 def _verdict(status: Status) -> str:
+    if status.state is State.building:
+        return "a build stops here: somebody builds it now"
     if status.needs_build:
         return "would be built"
     return {
-        State.building: "somebody builds it now",
         State.drifted: "a build stops here: the recipe changed under the same version",
         State.outdated: "kept; -F rebuilds it",
     }.get(status.state, "nothing to do")

@@ -56,6 +56,8 @@ NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+DecayRate = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+"""Of a moving average. At 1 it would keep its start for ever, and Adam's correction of that start divides by zero."""
 Digest = Annotated[
     str, StringConstraints(pattern=r"^(?:[0-9a-f]{32}|unresolved)$"), Said("32 hex digits, or unresolved")
 ]

@@ -223,6 +223,8 @@ def _range(schema: Schema) -> str:
     low, high = schema.get("minimum"), schema.get("maximum")
     if low is not None and high is not None:
         return f" from {low} to {high}"
+    if low is not None and "exclusiveMaximum" in schema:
+        return f" of at least {low} and below {schema['exclusiveMaximum']}"
     if "exclusiveMinimum" in schema:
         return f" above {schema['exclusiveMinimum']}"
     return f" of at least {low}" if low is not None else f" of at most {high}" if high is not None else ""

@@ -14,6 +14,7 @@ from typing import Annotated, ClassVar, Literal, Union
 from pydantic import AfterValidator, Field, model_validator
 
 from marin_build.recipe.fields import (
+    DecayRate,
     Fraction,
     Model,
     NonNegativeFloat,
@@ -241,8 +242,8 @@ class AdamW(Model):
 
     type: Literal["adamw"]
     learning_rate: PositiveFloat
-    beta1: Fraction
-    beta2: Fraction
+    beta1: DecayRate
+    beta2: DecayRate
     epsilon: PositiveFloat
     weight_decay: NonNegativeFloat
     no_weight_decay: Annotated[list[DecayGroup], AfterValidator(_as_set)]

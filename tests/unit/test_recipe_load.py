@@ -27,7 +27,12 @@ FILE = f"{TINY}.yaml"
     ("old", "new", "message"),
     [
         ("learning_rate: 3e-3", "learning_rate: -1", "30: optimizer.learning_rate: needs a number above 0, seen -1"),
-        ("beta1: 0.9", "beta1: 1.5", "31: optimizer.beta1: needs a number from 0 to 1, seen 1.5"),
+        ("beta1: 0.9", "beta1: 1.0", "31: optimizer.beta1: needs a number of at least 0 and below 1, seen 1.0"),
+        (
+            "min_lr_ratio: 0.1",
+            "min_lr_ratio: 1.5",
+            "37: optimizer.schedule.min_lr_ratio: needs a number from 0 to 1, seen 1.5",
+        ),
         ("steps: 100", "steps: many", "38: steps: needs a whole number of at least 1, seen 'many'"),
         ("steps: 100", "steps: 1e3", "38: steps: needs a whole number of at least 1, seen 1000.0; write 1000"),
         ("steps: 100", "steps: 1_000", "38: steps: needs a whole number of at least 1, seen '1_000'; write 1000 wit"),
