@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from artifact_world import World
 from builders import Workbench
+from fault_matrix import pytest_addoption, pytest_configure, pytest_itemcollected
 from hypothesis import settings
 
+from marin_build.artifact import provenance
 from marin_build.recipe.load import RecipeBook
 from marin_build.recipe.target import parse_target
+
+__all__ = ["pytest_addoption", "pytest_configure", "pytest_itemcollected"]
 
 settings.register_profile("patient", deadline=None)  # a busy machine is no failure
 settings.load_profile("patient")
 
+MEMORY = Path("/dev/shm")
 GOLDEN_RECIPES = Path(__file__).parent / "golden" / "recipes"
 
 
@@ -57,3 +65,21 @@ def recipe_tree(tmp_path: Path) -> RecipeTree:
 @pytest.fixture
 def workbench(tmp_path: Path) -> Workbench:
     return Workbench(tmp_path / "bench")
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    """Recipes of every kind in `config`, no artifact yet; the working directory is the world's folder."""
+    monkeypatch.chdir(tmp_path)
+    return World.make(tmp_path)
+
+
+@pytest.fixture
+def memory_world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """A world in memory, without a look at git and at the code: for tests that build hundreds of times."""
+    monkeypatch.setattr(provenance, "circumstances", lambda recipes, command: {})
+    monkeypatch.setattr(provenance, "code_hashes", dict)
+    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
+        monkeypatch.chdir(folder)
+        yield World.make(Path(folder))
+        monkeypatch.undo()

@@ -83,6 +83,7 @@ def restore(world: World, snapshot: Path) -> None:
     shutil.copytree(snapshot, world.folder / "artifacts", dirs_exist_ok=True)
 
 
+@pytest.mark.row(1)
 def test_a_first_build_killed_anywhere_is_resumed_by_a_plain_rerun(world: World):
     digest = world.build(RAW).record.digest
     seen = set()
@@ -100,6 +101,7 @@ def test_a_first_build_killed_anywhere_is_resumed_by_a_plain_rerun(world: World)
 
 
 @pytest.mark.parametrize("edited", [False, True], ids=["same recipe", "edited recipe"])
+@pytest.mark.row(1)
 def test_a_forced_rebuild_killed_anywhere_leaves_the_old_or_the_new_and_goes_on(
     world: World, tmp_path: Path, edited: bool
 ):
@@ -142,6 +144,7 @@ def test_a_forced_rebuild_killed_anywhere_leaves_the_old_or_the_new_and_goes_on(
     assert seen == {None, old.digest, new.digest}
 
 
+@pytest.mark.row(1)
 def test_a_swap_that_is_killed_twice_still_goes_on(world: World, tmp_path: Path):
     old = world.build(RAW, parts_with_a_folder()).record
     staged = tmp_path / "staged"
@@ -335,6 +338,7 @@ class DurableOrder:
 
 
 @pytest.mark.parametrize("forced", [False, True])
+@pytest.mark.row(34)
 def test_all_that_a_record_implies_is_on_disk_before_the_record(world: World, forced: bool):
     """A record that survives a power cut implies that its files do: each is synced, and the folders that name them."""
     if forced:
@@ -365,6 +369,7 @@ def test_all_that_a_record_implies_is_on_disk_before_the_record(world: World, fo
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
 @pytest.mark.parametrize("call", ["fsync", "rename", "link", "unlink", "mkdir"])
+@pytest.mark.row(1)
 def test_a_process_killed_inside_a_system_call_converges(world: World, call: str):
     """The same from outside: strace kills the process as it enters the n-th call, threads included."""
     world.build(TOKENIZER)

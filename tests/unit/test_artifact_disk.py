@@ -56,6 +56,7 @@ def big_part(context) -> None:
             file.write(b"y" * 4096)
 
 
+@pytest.mark.row(5)
 def test_a_disk_that_fills_while_a_builder_writes_is_told_in_one_line(world: World, small_disk: Path):
     def build(context):
         Parts()(context)
@@ -89,6 +90,7 @@ def test_a_full_disk_is_recognised_inside_the_errors_of_libraries(world: World, 
         world.build(RAW, build)
 
 
+@pytest.mark.row(5)
 def test_a_disk_without_room_for_the_record_commits_nothing_and_names_the_bytes(world: World, small_disk: Path):
     fillers = []
 
@@ -115,6 +117,7 @@ def test_a_disk_that_is_full_from_the_start_is_told(world: World, small_disk: Pa
     assert world.build(RAW).built
 
 
+@pytest.mark.row(5)
 def test_a_forced_rebuild_without_room_keeps_the_old_artifact(world: World, small_disk: Path):
     old = world.build(RAW).record
 
@@ -132,6 +135,7 @@ def test_a_forced_rebuild_without_room_keeps_the_old_artifact(world: World, smal
 
 
 @pytest.mark.parametrize("room_bytes", range(0, 40_960, 4096))
+@pytest.mark.row(5)
 def test_whatever_room_is_left_a_rebuild_ends_with_one_whole_artifact(world: World, small_disk: Path, room_bytes: int):
     old = world.build(RAW).record
     fill(small_disk, room_bytes)
@@ -153,6 +157,7 @@ def test_whatever_room_is_left_a_rebuild_ends_with_one_whole_artifact(world: Wor
     assert world.verify(RAW).ok
 
 
+@pytest.mark.row(5)
 def test_a_full_disk_stops_the_log_with_one_loud_line_and_not_the_work(
     world: World, small_disk: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -262,6 +267,7 @@ def test_an_unwritable_working_directory_is_named_but_the_artifact_is_finished(w
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
 @pytest.mark.parametrize("when", [1, 4, 9, 14])
+@pytest.mark.row(6)
 def test_a_failing_fsync_commits_nothing_and_a_rerun_goes_on(world: World, when: int):
     inject = [
         "strace",
@@ -288,6 +294,7 @@ def test_a_failing_fsync_commits_nothing_and_a_rerun_goes_on(world: World, when:
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
+@pytest.mark.row(6)
 def test_a_file_that_cannot_be_read_back_is_named_with_the_offset(world: World):
     """strace fails the reads of one file of the artifact while it is hashed."""
     part = world.path(RAW, "part-1")
@@ -311,6 +318,7 @@ def test_a_file_that_cannot_be_read_back_is_named_with_the_offset(world: World):
     assert world.build(RAW).built
 
 
+@pytest.mark.row(5)
 def test_every_write_failing_with_a_full_disk_leaves_the_old_or_the_new_artifact(memory_world: World):
     """ENOSPC at each call that writes, one later each time: never half an artifact, and a rerun converges."""
     world = memory_world

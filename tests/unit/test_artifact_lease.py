@@ -79,6 +79,7 @@ def test_a_living_owner_is_refused_by_name(store: Store, sleeper: subprocess.Pop
     assert parse_lease(store.read(TARGET, LEASE)) is not None
 
 
+@pytest.mark.row(10)
 def test_a_dead_owner_of_this_machine_is_replaced_at_once(store: Store, sleeper: subprocess.Popen[bytes]):
     put(store, lease_file(owner_of(sleeper), lease_seconds=3600, token=7))
     sleeper.kill()
@@ -91,6 +92,7 @@ def test_a_dead_owner_of_this_machine_is_replaced_at_once(store: Store, sleeper:
     lease.release()
 
 
+@pytest.mark.row(10)
 def test_a_process_id_that_was_given_out_again_is_not_mistaken(store: Store, sleeper: subprocess.Popen[bytes]):
     earlier = dataclasses.replace(owner_of(sleeper), process_start=1)
     put(store, lease_file(earlier, lease_seconds=3600))
@@ -107,6 +109,7 @@ def test_a_silent_owner_of_this_machine_is_replaced_after_the_lease_time(
     take(store).release()
 
 
+@pytest.mark.row(11)
 def test_a_silent_owner_of_another_machine_is_replaced_after_the_lease_time_and_not_before(store: Store):
     put(store, other_host(lease_file(this_process(), lease_seconds=0.6, age_seconds=1000)))
     begin = time.monotonic()
@@ -114,6 +117,7 @@ def test_a_silent_owner_of_another_machine_is_replaced_after_the_lease_time_and_
     assert 0.6 < time.monotonic() - begin < 5
 
 
+@pytest.mark.row(11)
 def test_a_fresh_owner_of_another_machine_is_refused_at_once(store: Store):
     put(store, other_host(lease_file(this_process(), lease_seconds=30)))
     begin = time.monotonic()
@@ -123,6 +127,8 @@ def test_a_fresh_owner_of_another_machine_is_refused_at_once(store: Store):
 
 
 @pytest.mark.parametrize("days", [-2, 2])
+@pytest.mark.row(11)
+@pytest.mark.row(15)
 def test_an_owner_whose_clock_is_days_off_keeps_its_lease_while_it_beats(store: Store, days: float):
     """Its wall time says nothing; what counts is that the file changes."""
     late = other_host(lease_file(this_process(), lease_seconds=0.4, age_seconds=days * 86400))
@@ -244,6 +250,8 @@ def test_after_a_pause_the_first_question_looks_at_the_file(store: Store):
     assert lease.is_lost()
 
 
+@pytest.mark.row(11)
+@pytest.mark.row(12)
 def test_of_many_racing_takers_of_a_dead_lease_exactly_one_wins(store: Store, tmp_path: Path):
     put(store, other_host(lease_file(this_process(), lease_seconds=0.2, age_seconds=1000)))
     results = tmp_path / "results"

@@ -101,6 +101,7 @@ def test_a_new_module_that_was_not_used_changes_nothing(world: World, package: P
     assert not code_changed(record.provenance)
 
 
+@pytest.mark.row(23)
 def test_code_edited_during_the_build_is_flagged_and_the_digest_is_that_of_the_start(world: World, package: Path):
     before = world.build(RAW).record.provenance["code"]
 

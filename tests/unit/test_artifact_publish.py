@@ -215,6 +215,7 @@ def test_an_unfinished_build_has_the_same_bytes_as_an_undisturbed_one(world: Wor
     assert world.build(RAW, force="again").record.digest == digest
 
 
+@pytest.mark.row(4)
 def test_a_lost_record_costs_no_work(world: World):
     digest = world.build(RAW).record.digest
     world.path(RAW, ".artifact.json").unlink()
@@ -356,6 +357,7 @@ def test_a_builder_that_makes_nothing_that_can_be_kept_is_an_error(world: World,
 # ---- what changes while a build runs --------------------------------------------------------------------------------
 
 
+@pytest.mark.row(22)
 def test_a_recipe_edited_during_the_build_is_not_committed_and_nothing_is_lost(world: World):
     def build(context: BuildContext) -> BuildResult:
         result = Parts()(context)
@@ -402,6 +404,7 @@ def test_the_recipe_of_a_dependency_edited_during_the_build_is_not_committed(wor
     assert world.record(TOKENS) is None
 
 
+@pytest.mark.row(24)
 def test_a_dependency_rebuilt_to_other_bytes_during_the_build_is_not_mixed_in(world: World):
     world.build_all(RAW, TOKENIZER)
 
@@ -427,6 +430,7 @@ def test_a_dependency_rebuilt_to_the_same_bytes_during_the_build_does_no_harm(wo
 
 
 @pytest.mark.parametrize("harm", ["append", "remove", "unfinish"])
+@pytest.mark.row(24)
 def test_a_dependency_harmed_during_the_build_is_noticed(world: World, harm: str):
     world.build_all(RAW, TOKENIZER)
 
@@ -677,6 +681,8 @@ def flip(path: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", ["remove", "truncate", "flip"])
+@pytest.mark.row(7)
+@pytest.mark.row(9)
 def test_a_damaged_artifact_repairs_only_what_is_damaged(world: World, harm: str):
     digest = world.build(RAW).record.digest
     path = world.path(RAW, "part-1")
@@ -752,6 +758,7 @@ def test_drift_of_a_damaged_artifact_is_told_first(world: World):
         world.build(RAW, nothing_to_do)
 
 
+@pytest.mark.row(16)
 def test_times_decide_nothing(world: World):
     world.build_all(RAW, TOKENIZER, TOKENS)
     for number, (folder, _, names) in enumerate(os.walk(world.folder)):

@@ -46,6 +46,7 @@ def wait_for(condition, seconds: float = 60) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.row(12)
 def test_of_two_runners_one_builds_and_the_other_refuses_at_once(world: World, run):
     first = run(RAW, "--part-seconds", "0.5")
     wait_for(lambda: holder(world.store, parse_target(RAW)) is not None)
@@ -62,6 +63,7 @@ def test_of_two_runners_one_builds_and_the_other_refuses_at_once(world: World, r
     assert world.verify(RAW).ok
 
 
+@pytest.mark.row(12)
 def test_a_runner_that_waits_reuses_what_the_other_built(world: World, run):
     first = run(RAW, "--part-seconds", "0.4")
     wait_for(lambda: holder(world.store, parse_target(RAW)) is not None)
@@ -84,6 +86,7 @@ def test_a_runner_that_waits_resumes_what_a_killed_one_left(world: World, run):
     assert "part-0" not in made
 
 
+@pytest.mark.row(12)
 def test_many_runners_at_once_make_one_artifact(world: World, run):
     processes = [run(RAW, "--wait", "--part-seconds", "0.02") for _ in range(5)]
     assert [process.wait() for process in processes] == [0] * 5
@@ -93,6 +96,7 @@ def test_many_runners_at_once_make_one_artifact(world: World, run):
     assert len(os.listdir(world.path(RAW, "logs"))) == 1
 
 
+@pytest.mark.row(13)
 def test_runners_of_disjoint_targets_do_not_touch_each_other(world: World, run):
     slow = run(RAW, "--part-seconds", "0.5")
     wait_for(lambda: holder(world.store, parse_target(RAW)) is not None)
@@ -101,6 +105,7 @@ def test_runners_of_disjoint_targets_do_not_touch_each_other(world: World, run):
     assert slow.wait() == 0
 
 
+@pytest.mark.row(10)
 def test_a_killed_builder_is_replaced_at_once_and_its_work_resumed(world: World, run):
     first = run(RAW, "--part-seconds", "0.5", "--lease-seconds", "3600")
     wait_for(lambda: world.path(RAW, "part-0").exists())
@@ -113,6 +118,7 @@ def test_a_killed_builder_is_replaced_at_once_and_its_work_resumed(world: World,
     assert builder.made
 
 
+@pytest.mark.row(14)
 def test_a_builder_that_slept_through_its_lease_commits_nothing(world: World, run):
     """Paused past its lease, replaced, woken: its bytes are not committed, and the other's are whole."""
     sleepy = run(RAW, "--part-seconds", "0.3", "--lease-seconds", "0.6", "--salt", "of the sleeper", "--parts", "4")
@@ -131,6 +137,7 @@ def test_a_builder_that_slept_through_its_lease_commits_nothing(world: World, ru
     assert world.files(RAW) == {".artifact.json", ".attempt.json", "logs", *(f"part-{number}" for number in range(4))}
 
 
+@pytest.mark.row(14)
 def test_a_sleeper_that_wakes_while_the_other_builds_does_not_disturb_it(world: World, run):
     sleepy = run(RAW, "--part-seconds", "0.2", "--lease-seconds", "0.6", "--parts", "30")
     wait_for(lambda: world.path(RAW, "part-0").exists())
@@ -145,6 +152,7 @@ def test_a_sleeper_that_wakes_while_the_other_builds_does_not_disturb_it(world: 
     assert world.verify(RAW).ok
 
 
+@pytest.mark.row(14)
 def test_a_builder_paused_in_the_middle_of_its_commit_keeps_others_out(world: World, monkeypatch: pytest.MonkeyPatch):
     """Inside the commit the lock is held: a runner that finds the lease silent still cannot take over."""
     from marin_build.artifact import store as store_module
@@ -176,6 +184,7 @@ def test_a_builder_paused_in_the_middle_of_its_commit_keeps_others_out(world: Wo
     assert not world.build(RAW).built
 
 
+@pytest.mark.row(1)
 def test_readers_see_whole_artifacts_only_while_they_are_replaced(world: World):
     """A reader that finds the same record before and after has read the bytes that the record names."""
     old = world.build(RAW, Parts(2, salt="0")).record
@@ -236,6 +245,7 @@ def test_the_first_signal_stops_resumably(world: World, run, number: signal.Sign
     assert "part-0" not in builder.made
 
 
+@pytest.mark.row(18)
 def test_the_second_signal_ends_the_process_at_once(world: World, run):
     process = run(RAW, "--part-seconds", "30")
     wait_for(lambda: world.path(RAW, ".attempt.json").exists())

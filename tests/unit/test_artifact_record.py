@@ -60,6 +60,7 @@ def test_a_record_may_be_indented_anew_but_not_changed(store: Store):
         parse_record(json.dumps(body).encode(), TARGET, "here")
 
 
+@pytest.mark.row(8)
 def test_every_flipped_bit_of_a_record_is_noticed_or_harmless():
     data = RECORD_OF_TARGET.to_bytes()
     for position in range(len(data)):
@@ -88,12 +89,14 @@ def test_a_record_of_another_target_is_refused(store: Store):
         read_record(store, other)
 
 
+@pytest.mark.row(33)
 def test_a_record_of_a_newer_schema_is_refused_with_the_version_that_wrote_it():
     newer = dataclasses.replace(RECORD_OF_TARGET, schema=99, written_by="7.1")
     with pytest.raises(RequestError, match=r"schema 99, this version \(.*\) reads up to 1\n  use marin_build 7.1"):
         parse_record(newer.to_bytes(), TARGET, "here")
 
 
+@pytest.mark.row(33)
 def test_a_record_that_misses_fields_that_came_later_is_read():
     from marin_build.artifact.digest import body_checksum
 

@@ -60,6 +60,7 @@ def test_a_file_moved_elsewhere_with_a_link_left_is_well_until_the_link_breaks(w
     assert not world.path(RAW, "part-0").is_symlink()
 
 
+@pytest.mark.row(8)
 def test_a_flipped_bit_is_found_by_the_full_one_which_marks_the_record(world: World):
     world.build(RAW)
     flip(world.path(RAW, "part-1"))
@@ -119,6 +120,7 @@ def test_damage_of_a_log_is_reported_but_no_reason_to_build_anew(world: World):
     assert world.status(RAW).state is State.finished
 
 
+@pytest.mark.row(9)
 def test_foreign_files_are_reported_apart_and_fail_nothing(world: World):
     def build(context: BuildContext) -> BuildResult:
         (context.folder / "inside").mkdir(exist_ok=True)

@@ -75,6 +75,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
+@pytest.mark.row(25)
 def test_a_bad_document_stops_the_build_and_is_named(workbench, case):
     record, byte, reason = BAD[case]
     with pytest.raises(RequestError) as error:
@@ -86,6 +87,7 @@ def test_a_bad_document_stops_the_build_and_is_named(workbench, case):
 
 
 @pytest.mark.parametrize("case", BAD)
+@pytest.mark.row(25)
 def test_a_bad_document_within_the_limit_is_skipped_counted_and_listed(workbench, case):
     record, byte, reason = BAD[case]
     token_set = tokenized(workbench, around(record), max_bad_documents=1)
@@ -243,6 +245,7 @@ CUT = {
 
 @pytest.mark.parametrize("case", CUT)
 @pytest.mark.parametrize("max_bad_documents", [0, 10**9])
+@pytest.mark.row(25)
 def test_a_damaged_stream_always_stops_the_build(workbench, case, max_bad_documents):
     suffix, spoil, message = CUT[case]
     level = zstandard.ZstdCompressor(write_checksum=True)
@@ -262,11 +265,13 @@ def test_compressed_bytes_under_a_plain_name_say_so(workbench):
 
 
 @pytest.mark.parametrize("name", ["corpus.parquet", "corpus.jsonl.bz2", "corpus.XZ"])
+@pytest.mark.row(25)
 def test_other_formats_are_refused_by_their_ending(workbench, name):
     with pytest.raises(RequestError, match=r"neither plain text, .gz nor .zst"):
         tokenized(workbench, b"data", name)
 
 
+@pytest.mark.row(25)
 def test_a_file_without_permission_is_named(workbench, monkeypatch):
     raw = workbench.raw({"corpus.jsonl": joined(*GOOD)})
     refuse_to_open(monkeypatch, raw.folder / "corpus.jsonl", PermissionError(13, "Permission denied"))
@@ -319,6 +324,7 @@ def test_an_empty_line_is_an_empty_document(workbench):
 
 
 @pytest.mark.parametrize("document", ["file", "line", "paragraph"])
+@pytest.mark.row(25)
 def test_text_that_is_not_utf8_names_its_byte(workbench, document):
     with pytest.raises(RequestError, match=r"prose.txt, byte 5: invalid_utf8: .*0xff"):
         tokenized(workbench, b"good\n\xff\n", "prose.txt", format=PlainText(type="text", document=document))

@@ -83,6 +83,7 @@ def test_two_files_of_one_name_are_refused(place):
         find(["corpus/a/*.txt", "corpus/b/*.txt"])
 
 
+@pytest.mark.row(32)
 def test_a_name_that_is_not_utf8_is_refused(place):
     try:
         Path(os.fsdecode(b"corpus/caf\xe9.txt")).write_text("x")
@@ -219,6 +220,7 @@ def test_a_raw_build_resumes_with_intact_copies_only(workbench, place):
     assert not (context.folder / "a/deep/3.txt.tmp").exists()
 
 
+@pytest.mark.row(24)
 def test_a_source_that_changes_while_it_is_copied_is_not_committed(workbench, place, monkeypatch):
     recipe = files_recipe("corpus/a/1.txt")
     usual = raw.source_files
@@ -253,6 +255,7 @@ def test_a_lost_lease_commits_nothing(workbench, place):
     assert not (context.folder / "1.txt").exists()
 
 
+@pytest.mark.row(5)
 def test_a_full_disk_says_how_many_bytes_are_needed(workbench, place, monkeypatch):
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")

@@ -215,6 +215,7 @@ def test_file_names_of_shards_are_readable_and_never_collide():
     assert all(re.fullmatch(r"[A-Za-z0-9._-]{1,130}", name) and name[0] not in "." for name in made)
 
 
+@pytest.mark.row(32)
 def test_files_with_unusual_names_are_tokenized(workbench, tokens):
     names = ["a/b.jsonl", "a_b.jsonl", "ü b.jsonl", "x" * 200 + ".jsonl"]
     raw = workbench.raw({name: b'{"text": "%d"}\n' % number for number, name in enumerate(names)})
@@ -241,6 +242,8 @@ def delete(folder: Path, name: str) -> None:
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 @pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.row(7)
+@pytest.mark.row(9)
 def test_damaged_shards_are_made_again_and_no_others(workbench, tokens, several, suffix, processes):
     name = f"a.jsonl{suffix}"
     raw = workbench.raw({name: gzip.compress(CORPUS) if suffix else CORPUS})
@@ -351,6 +354,7 @@ def test_foreign_files_are_left_alone(workbench, tokens):
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+@pytest.mark.row(24)
 def test_a_flipped_byte_of_the_source_is_found_before_the_set_is_complete(workbench, tokens, suffix):
     compress = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}[suffix]
     other = compress(CORPUS.replace(b"0", b"1", 1))
@@ -363,6 +367,7 @@ def test_a_flipped_byte_of_the_source_is_found_before_the_set_is_complete(workbe
     assert not (workbench.folder / workbench.TOKENS / "ledger.json").exists()
 
 
+@pytest.mark.row(24)
 def test_a_range_that_changes_after_the_survey_is_not_committed(workbench, tokens, monkeypatch):
     raw = workbench.raw({"a.jsonl": CORPUS})
     usual = workshop.Workshop._range
@@ -383,6 +388,7 @@ def test_a_range_that_changes_after_the_survey_is_not_committed(workbench, token
     assert not (folder / "ledger.json").exists()
 
 
+@pytest.mark.row(24)
 def test_a_source_that_grows_or_vanishes_is_an_error(workbench, tokens, monkeypatch):
     raw = workbench.raw({"a.jsonl": CORPUS})
     usual = workshop.Workshop.perform
@@ -441,6 +447,7 @@ def test_shards_that_would_not_fit_into_memory_are_refused(workbench, tokens):
         workbench.tokenize(workbench.raw({"a.jsonl": CORPUS}), tokens, shard_bytes=(128 << 20) + 1)
 
 
+@pytest.mark.row(32)
 def test_more_shards_than_can_be_mapped_are_refused_before_any_work(workbench, tokens, monkeypatch):
     monkeypatch.setattr(tokenize, "MAX_SHARDS", 10)
     raw = workbench.raw({"a.jsonl": CORPUS, "b.jsonl": CORPUS})
@@ -605,6 +612,7 @@ def test_a_full_disk_is_one_line_with_the_bytes_needed(workbench, tokens, monkey
     assert texts_of(folder) == TEXTS
 
 
+@pytest.mark.row(19)
 def test_a_killed_worker_is_named_and_the_next_attempt_goes_on(workbench, tokens, several, monkeypatch):
     raw = workbench.raw({"a.jsonl": CORPUS})
     usual = crew.ProcessCrew.receive

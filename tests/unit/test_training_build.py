@@ -168,6 +168,7 @@ def test_a_stop_during_validation_saves_and_the_validation_is_made_up_for(straig
     assert result.digest == straight[1].digest
 
 
+@pytest.mark.row(21)
 def test_a_damaged_last_checkpoint_falls_back_and_the_run_still_ends_with_the_same_bits(straight, tmp_path, caplog):
     world = TrainingWorld(tmp_path)
     with pytest.raises(Stopped):
@@ -211,6 +212,7 @@ def test_checkpoints_of_other_data_are_refused(tmp_path):
     [{}, {"log_every_steps": 100, "rolling_checkpoint_steps": 1}],
     ids=["logged each step", "saved each step"],
 )
+@pytest.mark.row(20)
 def test_a_number_that_is_none_stops_before_its_state_is_saved_and_dumps_the_batch(tmp_path, settings):
     world = TrainingWorld(tmp_path, settings, **{"optimizer.learning_rate": 1e30, "optimizer.weight_decay": 0.0})
     with pytest.raises(NumericalError, match=r"train/\w+ is (nan|inf) at step 2: training stops"):

@@ -56,6 +56,7 @@ def test_metrics_are_copied_under_their_steps(wandb):
     assert (wandb.options["mode"], wandb.options["config"]) == ("offline", {"steps": 3})
 
 
+@pytest.mark.row(31)
 def test_a_failure_is_said_once_and_ends_the_tracking(wandb, caplog):
     wandb.run = FakeRun(fails_at=20)
     tracked = tracker()
@@ -68,6 +69,7 @@ def test_a_failure_is_said_once_and_ends_the_tracking(wandb, caplog):
     assert "the network is down" in caplog.text
 
 
+@pytest.mark.row(31)
 def test_a_tracker_that_does_not_start_is_no_reason_to_stop(wandb, caplog):
     wandb.run = RuntimeError("no such account")
     tracked = tracker(wandb="online")

@@ -47,6 +47,7 @@ def test_after_kill_9_of_snakemake_and_job_the_same_command_goes_on(repository, 
     assert repository.record(TOKENS) is not None
 
 
+@pytest.mark.row(12)
 def test_after_kill_9_of_snakemake_alone_its_job_is_not_doubled(repository, waiting, gate):
     os.kill(waiting.pid, signal.SIGKILL)
     found = repository.snakemake(TOKENS)
@@ -61,6 +62,7 @@ def test_after_kill_9_of_snakemake_alone_its_job_is_not_doubled(repository, wait
     assert attempts(repository, RAW) == 1
 
 
+@pytest.mark.row(12)
 def test_a_second_clone_of_one_prefix_refuses_or_waits(repository, waiting, gate, tmp_path, new_repository):
     other = new_repository(tmp_path / "clone")
     shared = f"prefix={repository.folder}/artifacts"
@@ -94,6 +96,7 @@ def test_a_dry_run_beside_a_live_builder_says_who_builds(repository, waiting):
     assert "is building it" in found.table[RAW]
 
 
+@pytest.mark.row(13)
 def test_a_run_beside_a_live_builder_of_something_else_is_free(repository, waiting):
     found = repository.snakemake(BYTES)
     assert found.code == 0, found.text

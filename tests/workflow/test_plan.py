@@ -78,6 +78,7 @@ def test_an_artifact_made_elsewhere_needs_no_history(repository, snakemake):
     assert snakemake(MODEL).is_idle
 
 
+@pytest.mark.row(16)
 def test_ages_decide_nothing(repository, dry_run):
     repository.finish_all()
     assert dry_run(MODEL) == {}
@@ -198,6 +199,7 @@ def test_a_fixed_version_may_not_need_a_dev_one(repository, snakemake):
 # ---- drift -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.row(22)
 def test_drift_stops_before_the_graph_with_the_fields(repository, snakemake):
     repository.finish_all()
     repository.edit(MODEL, "learning_rate: 3e-3", "learning_rate: 1e-3")

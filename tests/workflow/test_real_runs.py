@@ -42,6 +42,7 @@ def built(built_once, repository):
     return repository
 
 
+@pytest.mark.row(29)
 def test_one_command_builds_the_chain_and_the_next_finds_nothing_to_do(built, snakemake):
     for target in (RAW, BYTES, TOKENS):
         assert built.record(target).target.version == "2026.01.01"

@@ -66,6 +66,7 @@ def place(tmp_path_factory) -> Place:
 
 
 @pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.row(5)
 def test_a_full_disk_is_one_line_and_the_next_attempt_goes_on(place, tmp_path, processes):
     disk, saved = tmp_path / "disk", tmp_path / "saved"
     disk.mkdir()
@@ -103,6 +104,8 @@ def test_a_full_disk_is_one_line_and_the_next_attempt_goes_on(place, tmp_path, p
         (1, "out/ledger.json.tmp", "fsync:error=EIO", "ledger.json: Input/output error"),
     ],
 )
+@pytest.mark.row(5)
+@pytest.mark.row(6)
 def test_a_failing_disk_is_one_line_and_the_next_attempt_heals(place, processes, file, fault, message):
     out = place.bench.folder / "out"
     shutil.rmtree(out, ignore_errors=True)

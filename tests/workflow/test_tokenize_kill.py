@@ -185,6 +185,7 @@ def survive(place: Place, seed: int, least_kills: int) -> None:
     assert details["shards_made"] + details["shards_kept"] == shards
 
 
+@pytest.mark.row(2)
 def test_killed_and_damaged_builds_end_with_the_bytes_of_an_undisturbed_one(place):
     survive(place, seed=1, least_kills=4)
 
@@ -200,5 +201,6 @@ def test_workers_end_with_a_builder_that_is_killed_alone(place):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(100, 140))
+@pytest.mark.row(2)
 def test_many_killed_builds(place, seed):
     survive(place, seed, least_kills=5)

@@ -100,16 +100,19 @@ def check_kills(runner: Runner, straight: dict, name: str, kills: int, seed: int
     assert sorted(os.listdir(TrainingWorld(runner.folder / name).checkpoints)) == ["10", "20"], f"seed {seed}"
 
 
+@pytest.mark.row(3)
 def test_a_run_killed_again_and_again_ends_with_the_bits_of_one_that_was_not(runner, straight):
     check_kills(runner, straight, "killed", KILLS, seed=1)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(2, 22))
+@pytest.mark.row(3)
 def test_a_run_killed_at_many_random_moments_ends_with_the_same_bits(runner, straight, seed):
     check_kills(runner, straight, f"soak{seed}", KILLS, seed)
 
 
+@pytest.mark.row(17)
 def test_sigterm_saves_and_ends_with_the_code_for_a_retry_which_ends_with_the_same_bits(runner, straight):
     process = runner.start("stopped")
     while runner.lines("stopped") < 5 and process.poll() is None:
@@ -125,6 +128,7 @@ def test_sigterm_saves_and_ends_with_the_code_for_a_retry_which_ends_with_the_sa
     assert runner.losses("stopped") == runner.losses("straight")
 
 
+@pytest.mark.row(28)
 def test_a_run_goes_on_on_another_number_of_devices(runner, straight):
     process = runner.start("moved")
     while runner.lines("moved") < 8 and process.poll() is None:
@@ -161,6 +165,7 @@ def test_two_processes_train_together_to_the_losses_of_one(runner):
     assert first["metrics"]["eval/bpb"] == pytest.approx(alone["metrics"]["eval/bpb"], rel=1e-4)
 
 
+@pytest.mark.row(5)
 def test_a_disk_that_fills_while_a_checkpoint_is_saved_is_one_line_and_the_next_attempt_goes_on(runner, straight):
     world = TrainingWorld(runner.folder / "full")
     disk = world.folder / "checkpoints"

@@ -1,0 +1,5 @@
+"""Fixtures of the fault tests."""
+
+from repository import gate, new_repository, repository, snakemake
+
+__all__ = ["gate", "new_repository", "repository", "snakemake"]
