@@ -1,7 +1,7 @@
 """Known fingerprints, pinned: an artifact that was made keeps its name for ever, whatever becomes of the code.
 
-A new golden recipe adds a line to fingerprints.txt, a new shipped one to shipped.txt. No line of the first ever changes; one of
-the second only with a line under "Fingerprints" of the changelog, for all who built that artifact meet drift.
+A new golden recipe adds a line to fingerprints.txt, a new shipped one to shipped.txt. No line of the first changes;
+one of the second only with a line under "Fingerprints" of the changelog, for all who built that artifact meet drift.
 """
 
 from __future__ import annotations
