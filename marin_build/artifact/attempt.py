@@ -14,8 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from marin_build.artifact.bodies import attempt_body, check
 from marin_build.artifact.digest import body_checksum
 from marin_build.artifact.store import ATTEMPT, Store
+from marin_build.artifact.strict_json import parse_object
 from marin_build.errors import (
     FINAL_EXIT_CODES,
     DamageError,
@@ -25,6 +27,7 @@ from marin_build.errors import (
     RefusedError,
     RequestError,
 )
+from marin_build.foreign import printable
 from marin_build.recipe.target import Target
 
 SCHEMA = 1
@@ -73,7 +76,7 @@ class Attempt:
         return {"id": self.id, "started": self.started, "host": self.host}
 
     def with_failure(self, error: MarinError) -> Attempt:
-        failure = {"run": self.run, "exit_code": error.exit_code, "message": str(error)}
+        failure = {"run": self.run, "exit_code": error.exit_code, "message": printable(error)}
         return dataclasses.replace(self, failure=failure)
 
     def raise_again_in(self, run: str | None) -> None:
@@ -101,16 +104,17 @@ def read_attempt(store: Store, target: Target) -> Attempt | None:
     """
     data = store.read(target, ATTEMPT)
     try:
-        body = json.loads(data or b"null")
-        if body["schema"] > SCHEMA:
+        body = parse_object(data or b"null", half_characters=True)
+        if isinstance(body["schema"], int) and body["schema"] > SCHEMA:
             raise RequestError(f"{target}: its unfinished work is of a newer marin_build (schema {body['schema']})")
         if body.pop("checksum") != body_checksum(body):
             return None
+        check(attempt_body, body)
         names = {item.name for item in dataclasses.fields(Attempt)}
         known: dict[str, Any] = {name: value for name, value in body.items() if name in names}
-        lists = {name: tuple(known[name]) for name in ("dependencies", "earlier")}
+        lists = {name: tuple(known.get(name, ())) for name in ("dependencies", "earlier")}
         attempt = Attempt(**{**known, **lists})
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, KeyError):
         return None
     return attempt if attempt.target == target else None
 

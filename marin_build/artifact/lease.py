@@ -18,10 +18,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
+from marin_build.artifact.bodies import check, lease_body
 from marin_build.artifact.owner import Owner, this_process
 from marin_build.artifact.store import LEASE, Store, sweep
+from marin_build.artifact.strict_json import parse_object
 from marin_build.errors import LeasedError, MarinError, Stopped
 from marin_build.recipe.target import Target
 
@@ -70,7 +71,8 @@ class LeaseFile:
 def parse_lease(data: bytes | None) -> LeaseFile | None:
     """The lease in `data`; None where there is none, or where it is unreadable (then its silence is watched)."""
     try:
-        body: dict[str, Any] = json.loads(data or b"null")
+        body = parse_object(data or b"null")
+        check(lease_body, body)
         return LeaseFile(**{**body, "owner": Owner.from_dict(body["owner"])})
     except (ValueError, TypeError, KeyError):
         return None

@@ -14,9 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from marin_build import __version__
+from marin_build.artifact.bodies import check, record_body
 from marin_build.artifact.digest import body_checksum
 from marin_build.artifact.store import REBUILD, RECORD, Store
+from marin_build.artifact.strict_json import parse_object
 from marin_build.errors import DamageError, RequestError
+from marin_build.foreign import shortened
 from marin_build.recipe.target import Target
 
 SCHEMA = 1
@@ -88,7 +91,7 @@ def read_record(store: Store, target: Target, name: str = RECORD) -> Record | No
     """The record of `target`, or None where it has none.
 
     Raises:
-        DamageError: it is not JSON, fails its checksum, or is of another target.
+        DamageError: it is not JSON, fails its checksum, is of another target, or says what no record can say.
         RequestError: a newer version of the program wrote it.
     """
     data = store.read(target, name)
@@ -106,23 +109,26 @@ def parse_record(data: bytes, target: Target, place: str) -> Record:
     Raises:
         DamageError, RequestError: see `read_record`.
     """
+
+    def damaged(problem: object) -> DamageError:
+        return DamageError(f"{target} is damaged: its record {place} {problem}")
+
     try:
-        body = json.loads(data)
+        body = parse_object(data)
     except ValueError as error:
-        raise DamageError(f"{target} is damaged: its record {place} is not JSON: {error}") from None
-    if not isinstance(body, dict):
-        raise DamageError(f"{target} is damaged: its record {place} is no JSON object")
+        raise damaged(f"is not JSON: {error}") from None
     _check_schema(body, target, place)
     checksum = body.pop("checksum", None)
     if checksum != body_checksum(body):
-        raise DamageError(f"{target} is damaged: its record {place} fails its checksum (states {checksum})")
+        raise damaged(f"fails its checksum (states {shortened(ascii(checksum), 40)})")
     if missing := _NEEDED - body.keys():
-        raise DamageError(f"{target} is damaged: its record {place} has no {', '.join(sorted(missing))}")
-    if f"{body['name']}/{body['version']}" != str(target):
-        raise DamageError(f"{target} is damaged: its record {place} is that of {body['name']}/{body['version']}")
-    for entry in body["files"]:
-        if entry["path"].startswith("/") or ".." in entry["path"].split("/"):
-            raise DamageError(f"{target} is damaged: its record {place} names a file outside: {entry['path']!r}")
+        raise damaged(f"has no {', '.join(sorted(missing))}")
+    try:
+        check(record_body, body)
+    except ValueError as error:
+        raise damaged(f"says what no record can: {error}") from None
+    if (body["name"], body["version"], body["kind"]) != (target.name, target.version, target.kind):
+        raise damaged(f"is that of {ascii('/'.join((body['name'], body['version'])))[1:-1][:200]}")
     known: dict[str, Any] = {
         key: tuple(value) if key in _LISTS else value for key, value in body.items() if key in _NAMES
     }
@@ -131,9 +137,9 @@ def parse_record(data: bytes, target: Target, place: str) -> Record:
 
 def _check_schema(body: Mapping[str, Any], target: Target, place: str) -> None:
     schema = body.get("schema")
-    if isinstance(schema, int) and schema > SCHEMA:
+    if isinstance(schema, int) and SCHEMA < schema < 1 << 31:
         raise RequestError(
             f"{target} was made by a newer marin_build: its record {place} has schema {schema}, "
             f"this version ({__version__}) reads up to {SCHEMA}\n"
-            f"  use marin_build {body.get('written_by', 'of a later version')}"
+            f"  use marin_build {str(body.get('written_by', 'of a later version'))[:40]}"
         )

@@ -13,7 +13,7 @@ import marin_build
 PACKAGE = Path(marin_build.__file__).parent
 LAYERS = ("recipe", "artifact", "data", "model", "training")
 """Each may import itself and those to its left."""
-FOR_ALL = {"__init__": (), "__version__": (), "errors": (), "settings": ("errors",)}
+FOR_ALL = {"__init__": (), "__version__": (), "errors": (), "foreign": (), "settings": ("errors", "foreign")}
 """Modules and names that all may import, and what these may import themselves."""
 
 
