@@ -6,6 +6,7 @@ checksum, so it is these checks that keep a forged file from leading out of the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -21,6 +22,7 @@ _FIRST = r"[^./\\\x00-\x1f\x7f-\x9f]"
 _SEGMENT = rf"(?:{_FIRST}{_LETTER}*|\.{_FIRST}{_LETTER}*|\.\.{_LETTER}+)"
 FILE_PATTERN = rf"^{_SEGMENT}(?:/{_SEGMENT})*$"
 """A relative path without empty parts, `.`, `..`, backslashes and control characters."""
+NO_FILE_NAME = "the name is not UTF-8 or holds a backslash or a control character, which no record can hold; rename it"
 
 FileName = Annotated[str, StringConstraints(pattern=FILE_PATTERN, max_length=4096)]
 Hash = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
@@ -171,6 +173,11 @@ class LeaseBody(TypedDict):
     beat: Count
     wall_seconds: Seconds
     boot_seconds: Seconds
+
+
+def is_file_name(name: str) -> bool:
+    """Whether a record can name a file so."""
+    return not re.search(r"[\\\x00-\x1f\x7f-\x9f\ud800-\udfff]", name)
 
 
 record_body = TypeAdapter(RecordBody)

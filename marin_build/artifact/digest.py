@@ -15,6 +15,7 @@ from typing import Any
 
 import xxhash
 
+from marin_build.artifact.bodies import NO_FILE_NAME, is_file_name
 from marin_build.artifact.store import TEMPORARY
 from marin_build.errors import MarinError
 
@@ -84,7 +85,7 @@ def list_files(folder: Path, *, skip: frozenset[str] = frozenset()) -> list[str]
     """Relative paths of all files below `folder`, sorted; without unfinished `.tmp` files and the top-level `skip`.
 
     Raises:
-        MarinError: something that is no plain file or folder, or a name that is not UTF-8.
+        MarinError: something that is no plain file or folder, or a name that no record can hold.
     """
     return sorted(_walk(folder, "", skip))
 
@@ -100,15 +101,7 @@ def _walk(folder: Path, front: str, skip: frozenset[str]) -> Iterator[str]:
                 yield from _walk(Path(entry.path), f"{name}/", skip)
             elif not stat.S_ISREG(mode):
                 raise MarinError(f"{entry.path}: is a link or a special file; an artifact holds plain files only")
-            elif not _is_text(name):
-                raise MarinError(f"{entry.path!a}: the name is not UTF-8")
+            elif not is_file_name(name):
+                raise MarinError(f"{entry.path!a}: {NO_FILE_NAME}")
             else:
                 yield name
-
-
-def _is_text(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

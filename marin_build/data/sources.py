@@ -16,6 +16,7 @@ from typing import Any
 
 import xxhash
 
+from marin_build.artifact.bodies import NO_FILE_NAME, is_file_name
 from marin_build.artifact.context import BuildContext, Dependency
 from marin_build.artifact.digest import root_digest
 from marin_build.artifact.store import LOGS
@@ -125,10 +126,8 @@ def _nothing_found(pattern: str) -> str:
 
 def _name_of(path: str, base: str) -> str:
     name = os.path.relpath(path, base or ".").replace(os.sep, "/")
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise RequestError(f"source file {path!a}: the name is not UTF-8") from None
+    if not is_file_name(name):
+        raise RequestError(f"source file {path!a}: {NO_FILE_NAME}")
     return name
 
 

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-from artifact_world import RAW, World
+from artifact_world import RAW, Parts, World
 from forgery import ATTEMPT_BODY, LEASE_BODY, OWNER_BODY, RAW_BODY, entry, signed
 from hypothesis import given
 from hypothesis import settings as tries
 from hypothesis import strategies as st
 
 from marin_build.artifact.attempt import read_attempt
+from marin_build.artifact.context import BuildContext, BuildResult
 from marin_build.artifact.examine import State
 from marin_build.artifact.lease import parse_lease
 from marin_build.artifact.record import parse_record
 from marin_build.artifact.store import ATTEMPT, RECORD, Store
+from marin_build.data.sources import find
 from marin_build.errors import DamageError, MarinError, RequestError
 from marin_build.recipe.target import parse_target
 
@@ -248,14 +252,11 @@ VALUES = st.recursive(
 @tries(max_examples=150)
 @given(st.sampled_from(sorted(RAW_BODY)), VALUES)
 def test_any_value_of_any_field_of_a_record_is_read_or_damage(field: str, value: Any):
-    try:
+    with contextlib.suppress(DamageError, RequestError):
         record = parse_record(signed({**RAW_BODY, field: value}), TARGET, "here")
         assert parse_record(record.to_bytes(), TARGET, "here") == record
-        assert all(
-            not Path(item["path"]).is_absolute() and ".." not in Path(item["path"]).parts for item in record.files
-        )
-    except MarinError as error:
-        assert isinstance(error, DamageError | RequestError)
+        paths = [Path(item["path"]) for item in record.files]
+        assert not any(path.is_absolute() or ".." in path.parts for path in paths)
 
 
 @tries(max_examples=100)
@@ -278,3 +279,26 @@ def test_any_value_of_any_field_of_an_attempt_is_read_or_none(tmp_path_factory: 
         assert field == "schema"
     else:
         assert attempt is None or attempt.folder in (".", ".rebuild")
+
+
+# ---- what is committed can be read -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["a\\b", "a\nb", "a\x7f", "\x1b[31m", b"\xff"])
+def test_a_builder_cannot_commit_a_name_that_a_record_would_be_refused_for(world: World, name: str | bytes):
+    def build(context: BuildContext) -> BuildResult:
+        (context.folder / os.fsdecode(name)).write_bytes(b"x")
+        return Parts()(context)
+
+    with pytest.raises(MarinError, match=r"record cannot name|is not UTF-8"):
+        world.build(RAW, build)
+    assert world.status(RAW).record is None
+
+
+def test_a_source_file_whose_name_no_record_can_hold_is_refused_before_anything_is_read(tmp_path: Path):
+    for name in ("a\\b.txt", "a\nb.txt", "\x1b[31m.txt"):
+        (tmp_path / name).write_text("x")
+        with pytest.raises(RequestError, match="the name is not UTF-8 or holds a backslash or a control") as error:
+            find([f"{tmp_path}/*.txt"])
+        assert str(error.value).isprintable()
+        (tmp_path / name).unlink()
