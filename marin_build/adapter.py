@@ -28,9 +28,11 @@ from snakemake.settings.enums import RerunTrigger
 from marin_build import refusals
 from marin_build.artifact import forced, mirror
 from marin_build.artifact.attempt import read_attempt
+from marin_build.artifact.attempt_log import last_lines
 from marin_build.artifact.examine import State, Status, examine, examine_all
 from marin_build.artifact.store import LOGS, Store
 from marin_build.errors import MarinError, RequestError
+from marin_build.foreign import printable
 from marin_build.recipe.dependencies import closure, needs
 from marin_build.recipe.load import RecipeBook
 from marin_build.recipe.target import TARGET_PATTERN, Target, is_target, parse_target
@@ -49,6 +51,9 @@ class AdapterError(CliException):
     """Prints as `Error: …`. Without a traceback to search, Snakemake adds no line of a Snakefile, whoever raises it."""
 
     __traceback__ = None
+
+    def __init__(self, text: object) -> None:
+        super().__init__(printable(text))
 
 
 def record(target: str | Target) -> str:
@@ -129,7 +134,7 @@ class Build:
         until, omit_from = (self._members(meant[option], order) for option in ("until", "omit_from"))
         left = restrict(self._plan, {target: self._inputs(target) for target in order}, until, omit_from)
         if workflow.dryrun:
-            print(table(left, len(order)), end="", file=sys.stderr)
+            print(printable(table(left, len(order))), end="", file=sys.stderr)
         elif not self._is_looking and not workflow.touch:
             self._begin(left)
 
@@ -148,7 +153,7 @@ class Build:
                 mirror.write(status.record)
         text = refusals.drift(self._book, self._statuses.values(), force)
         if text and self._is_looking:
-            print(f"Warning: {text}", file=sys.stderr)
+            print(printable(f"Warning: {text}"), file=sys.stderr)
         elif text:
             raise AdapterError(text)
 
@@ -278,9 +283,8 @@ class Build:
             attempt = read_attempt(self._store, target)
             if attempt and attempt.run == self._run and not os.path.exists(record(target)):
                 log = self._store.folder(target) / LOGS / f"{attempt.id}.log"
-                lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
-                shown = "\n".join(f"  {line}" for line in lines[-SHOWN_LINES:])
-                print(f"{target} was not finished; the last lines of {log}:\n{shown}", file=sys.stderr)
+                shown = "\n".join(f"  {line}" for line in last_lines(log, SHOWN_LINES))
+                print(printable(f"{target} was not finished; the last lines of {log}:\n{shown}"), file=sys.stderr)
 
 
 # ---- small parts -----------------------------------------------------------------------------------------------------
@@ -322,7 +326,7 @@ def _clean_errors() -> Iterator[None]:
     try:
         yield
     except MarinError as error:
-        raise AdapterError(str(error)) from None
+        raise AdapterError(error) from None
 
 
 def _both(ours: Callable[[], None], theirs: Callable[[str], Any]) -> Callable[[str], None]:

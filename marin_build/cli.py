@@ -12,10 +12,11 @@ import secrets
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from marin_build.errors import MarinError, RequestError
-from marin_build.settings import Settings, resolve
+from marin_build.foreign import printable, shortened
+from marin_build.settings import MAX_YAML_BYTES, Settings, read_yaml, resolve
 
 if TYPE_CHECKING:
     from marin_build.artifact.examine import Status
@@ -66,13 +67,13 @@ class Workplace:
 
 def read_settings(options: argparse.Namespace) -> Settings:
     """`config/config.yaml`, then the environment, then `--config` and the options of their own."""
-    import yaml
-
     given: dict[str, Any] = {}
     if SETTINGS_FILE.is_file():
+        with SETTINGS_FILE.open("rb") as file:
+            content = file.read(MAX_YAML_BYTES + 1)
         try:
-            given = yaml.safe_load(SETTINGS_FILE.read_bytes()) or {}
-        except (yaml.YAMLError, ValueError) as error:
+            given = read_yaml(content) or {}
+        except ValueError as error:
             raise RequestError(f"{SETTINGS_FILE}: not readable as YAML\n{error}") from None
         if not isinstance(given, dict):
             raise RequestError(f"{SETTINGS_FILE}: needs `key: value` lines, seen {type(given).__name__}")
@@ -80,17 +81,16 @@ def read_settings(options: argparse.Namespace) -> Settings:
 
 
 def command_line_settings(options: argparse.Namespace) -> dict[str, Any]:
-    import yaml
-
     chosen: dict[str, Any] = {}
     for item in options.config:
         key, equals, value = item.partition("=")
         if not equals:
-            raise RequestError(f"--config {item!r}: write key=value")
+            raise RequestError(f"--config {shortened(ascii(item), 100)}: write key=value")
         try:
-            chosen[key] = yaml.safe_load(value)
-        except (yaml.YAMLError, ValueError):
-            raise RequestError(f"--config {item!r}: the value is not readable as YAML") from None
+            chosen[key] = read_yaml(value.encode("utf-8", "surrogateescape"))
+        except ValueError as error:
+            first = str(error).partition("\n")[0]
+            raise RequestError(f"--config {shortened(ascii(item), 100)}: not readable as YAML: {first}") from None
     for key in ("prefix", "recipes"):
         if getattr(options, key) is not None:
             chosen[key] = getattr(options, key)
@@ -202,7 +202,7 @@ def new(options: argparse.Namespace) -> int:
     place = Workplace(options)
     target = place.target(options.target)
     path = edit.new(place.book, target, options.model)
-    print(f"wrote {path}\n  edit it, then: snakemake {target}")
+    print(printable(f"wrote {path}\n  edit it, then: snakemake {target}"))
     return 0
 
 
@@ -212,7 +212,7 @@ def bump(options: argparse.Namespace) -> int:
     place = Workplace(options)
     path = edit.bump(place.book, place.existing(options.target), options.version)
     target = path.relative_to(place.book.folder).with_suffix("")
-    print(f"wrote {path}\n  snakemake {target}")
+    print(printable(f"wrote {path}\n  snakemake {target}"))
     return 0
 
 
@@ -220,7 +220,7 @@ def pin(options: argparse.Namespace) -> int:
     from marin_build.pin import pin as pin_source
 
     place = Workplace(options)
-    print(pin_source(place.book, place.existing(options.target), options.revision))
+    print(printable(pin_source(place.book, place.existing(options.target), options.revision)))
     return 0
 
 
@@ -229,7 +229,7 @@ def accept(options: argparse.Namespace) -> int:
 
     place = Workplace(options)
     for line in accept_target(place.store, place.book, place.existing(options.target), options.reason):
-        print(line)
+        print(printable(line))
     return 0
 
 
@@ -242,6 +242,13 @@ def print_json(value: Any) -> int:
     return 0
 
 
+class _Parser(argparse.ArgumentParser):
+    """Shows what was typed without obeying it."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message))
+
+
 def parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--prefix", help="folder of all artifacts (default: artifacts, or MARIN_PREFIX)")
@@ -252,7 +259,7 @@ def parser() -> argparse.ArgumentParser:
     looking = argparse.ArgumentParser(add_help=False)
     looking.add_argument("--json", action="store_true", help="print JSON")
 
-    top = argparse.ArgumentParser(prog="marin-build", description=__doc__.partition("\n")[0])
+    top = _Parser(prog="marin-build", description=__doc__.partition("\n")[0])
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
 
     def verb(
@@ -304,7 +311,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return options.function(options)
     except MarinError as error:
-        print(f"marin-build: {error}", file=sys.stderr)
+        print(printable(f"marin-build: {error}"), file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -13,9 +13,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from marin_build.artifact.examine import State, Status
-from marin_build.artifact.provenance import code_changed
-from marin_build.artifact.record import Record
+from marin_build.artifact.provenance import PACKAGES, code_changed
+from marin_build.artifact.record import Record, entry_target
 from marin_build.artifact.verify import Report
+from marin_build.foreign import one_line
 
 COLOURS = {
     State.missing: "dim",
@@ -32,8 +33,13 @@ UNCUT_WIDTH = 1000
 
 def console() -> Console:
     """As wide as its content, without colours, when the output is a file or a pipe, so that no word is cut."""
-    out = Console(highlight=False, soft_wrap=True)
-    return out if out.is_terminal else Console(highlight=False, soft_wrap=True, width=UNCUT_WIDTH)
+    out = Console(highlight=False, soft_wrap=True, emoji=False)
+    return out if out.is_terminal else Console(highlight=False, soft_wrap=True, emoji=False, width=UNCUT_WIDTH)
+
+
+def _text(foreign: object) -> str:
+    """Text of others as markup that shows it, on one line, and does nothing else."""
+    return escape(one_line(foreign))
 
 
 def show_states(statuses: Sequence[Status]) -> None:
@@ -41,10 +47,10 @@ def show_states(statuses: Sequence[Status]) -> None:
     for status in statuses:
         record = status.record
         table.add_row(
-            escape(str(status.target)),
+            _text(status.target),
             f"[{COLOURS[status.state]}]{status.state}[/]",
             readable_bytes(sum(entry["bytes"] for entry in record.files)) if record else "",
-            escape(str(record.provenance.get("finished", ""))[:16].replace("T", " ")) if record else "",
+            _text(str(record.provenance.get("finished", ""))[:16].replace("T", " ")) if record else "",
             record.digest[:12] if record else "",
         )
     console().print(table)
@@ -54,19 +60,19 @@ def show_reasons(statuses: Iterable[Status]) -> None:
     """Every target with what a plain run would do with it, and why; changes of code are told but rebuild nothing."""
     out = console()
     for status in statuses:
-        out.print(
-            f"[bold]{escape(str(status.target))}[/]  [{COLOURS[status.state]}]{status.state}[/]: {_verdict(status)}"
-        )
+        out.print(f"[bold]{_text(status.target)}[/]  [{COLOURS[status.state]}]{status.state}[/]: {_verdict(status)}")
         for reason in status.reasons:
-            out.print(f"  {escape(reason)}")
+            out.print(f"  {_text(reason)}")
         for note in code_notes(status.record) if status.record else ():
-            out.print(f"  [dim]{escape(note)} (this alone rebuilds nothing)[/]")
+            out.print(f"  [dim]{_text(note)} (this alone rebuilds nothing)[/]")
 
 
 def code_notes(record: Record) -> list[str]:
     """How the code of now differs from the code that made the artifact: modules of ours, versions of packages."""
     notes = ["the modules of marin_build that made it have changed since"] if code_changed(record.provenance) else []
     for package, old in record.provenance.get("packages", {}).items():
+        if package not in PACKAGES.values():
+            continue
         try:
             new = version(package)
         except PackageNotFoundError:
@@ -91,20 +97,18 @@ def show_record(record: Record, folder: Path, status: Status | None) -> None:
     """Everything that the record says; `status` is None where the recipe is gone."""
     out = console()
     state = f"[{COLOURS[status.state]}]{status.state}[/]" if status else "finished, but its recipe is gone"
-    out.print(f"[bold]{escape(str(record.target))}[/]  {state}  {escape(str(folder))}")
+    out.print(f"[bold]{_text(record.target)}[/]  {state}  {_text(folder)}")
     for reason in status.reasons if status else ():
-        out.print(f"  {escape(reason)}")
+        out.print(f"  {_text(reason)}")
     facts = _table("", "")
     facts.add_row("fingerprint", record.fingerprint)
     facts.add_row("digest", record.digest)
     for entry in (*record.dependencies, *record.measured):
-        facts.add_row(
-            "made from" if entry in record.dependencies else "measured on", f"{entry['name']}/{entry['version']}"
-        )
+        facts.add_row("made from" if entry in record.dependencies else "measured on", _text(entry_target(entry)))
     for key, value in record.provenance.items():
-        facts.add_row(escape(str(key)), escape(_short(key, value)))
+        facts.add_row(_text(key), _text(_short(key, value)))
     for entry in record.accepted:
-        facts.add_row("accepted", escape(f"{entry['reason']} ({entry['user']}, {entry['time']})"))
+        facts.add_row("accepted", _text(f"{entry['reason']} ({entry['user']}, {entry['time']})"))
     out.print(facts)
     _show_metrics(out, record)
     _show_files(out, record)
@@ -115,10 +119,10 @@ def _show_metrics(out: Console, record: Record) -> None:
         table = _table("metric", "final value")
         for name, value in sorted(record.metrics.items()):
             table.add_row(
-                escape(name),
+                _text(name),
                 f"{value:,.6g}"
                 if isinstance(value, float)
-                else escape(f"{value:,}" if isinstance(value, int) else str(value)),
+                else _text(f"{value:,}" if isinstance(value, int) else str(value)),
             )
         out.print(table)
 
@@ -126,7 +130,7 @@ def _show_metrics(out: Console, record: Record) -> None:
 def _show_files(out: Console, record: Record) -> None:
     table = _table("file", "bytes", "xxh3_128")
     for entry in record.files[:FILES_SHOWN]:
-        table.add_row(escape(entry["path"]), f"{entry['bytes']:,}", entry["xxh3_128"])
+        table.add_row(_text(entry["path"]), f"{entry['bytes']:,}", entry["xxh3_128"])
     out.print(table)
     if len(record.files) > FILES_SHOWN:
         out.print(f"and {len(record.files) - FILES_SHOWN} more files; --json lists all")
@@ -137,17 +141,14 @@ def show_verification(report: Report) -> None:
     depth = "every byte of" if report.full else "presence and size of"
     verdict = "[green]all is well[/]" if report.ok else f"[bold red]{len(report.problems)} problems[/]"
     out.print(
-        f"[bold]{escape(str(report.target))}[/]: {verdict} "
-        f"({depth} {report.files:,} files, {readable_bytes(report.bytes)})"
+        f"[bold]{_text(report.target)}[/]: {verdict} ({depth} {report.files:,} files, {readable_bytes(report.bytes)})"
     )
     for problem in report.problems:
-        out.print(f"  {escape(str(problem))}")
+        out.print(f"  {_text(problem)}")
     if report.foreign:
-        out.print(
-            f"  [dim]{len(report.foreign)} files that no record names: {escape(', '.join(report.foreign[:5]))}[/]"
-        )
+        out.print(f"  [dim]{len(report.foreign)} files that no record names: {_text(', '.join(report.foreign[:5]))}[/]")
     if not report.ok:
-        out.print(f"  {escape(_advice(report))}")
+        out.print(f"  {_text(_advice(report))}")
 
 
 def _advice(report: Report) -> str:

@@ -100,7 +100,7 @@ def _hub_commit(repository: str, repository_type: str, revision: str | None) -> 
 def _github_commit(repository: str, revision: str | None) -> str:
     """Asked with git, which knows the user's credentials; branches and tags without their prefix are found, too."""
     wanted = revision or "HEAD"
-    command = ["git", "ls-remote", "--exit-code", f"https://github.com/{repository}", wanted]
+    command = ["git", "ls-remote", "--exit-code", "--", f"https://github.com/{repository}", wanted]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=NETWORK_SECONDS, stdin=subprocess.DEVNULL, check=False

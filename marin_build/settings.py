@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import reprlib
 from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal
@@ -15,6 +17,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from marin_build.errors import RequestError
+from marin_build.foreign import hide, holds_credentials, shortened
+
+MAX_YAML_BYTES = 1 << 20
+_NO_TEXT = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+_REPR = reprlib.Repr()
+_REPR.maxlevel, _REPR.maxstring = 2, 200
 
 
 class Settings(BaseModel):
@@ -71,12 +79,61 @@ def resolve(
             raise RequestError(
                 f"unknown setting {key!r}{hint}\n  settings are: {', '.join(sorted(Settings.model_fields))}"
             )
+    for key, value in merged.items():
+        if isinstance(value, str):
+            _check_text(key, value)
     try:
         return Settings.model_validate(merged)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
-        raise RequestError(f"setting {key}: {first['msg']} (value seen: {first['input']!r})") from None
+        raise RequestError(f"setting {key}: {first['msg']} (value seen: {_seen(first['input'])})") from None
+
+
+def _check_text(key: str, value: str) -> None:
+    """Refuse what must reach no file name, command line or record."""
+    if holds_credentials(value):
+        raise RequestError(
+            f"setting {key}: holds credentials, which commands and logs would show, seen {_seen(hide(value))}\n"
+            "  leave them to the environment or the credentials file of the store"
+        )
+    if _NO_TEXT.search(value):
+        raise RequestError(f"setting {key}: holds a control character or bytes that are no UTF-8, seen {_seen(value)}")
+
+
+def _seen(value: Any) -> str:
+    return shortened(_REPR.repr(value), 200)
+
+
+def read_yaml(content: bytes) -> Any:
+    """The values of settings: plain YAML without references, which make a small text a huge value.
+
+    Raises:
+        ValueError: it is none, with the reason.
+    """
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):
+                raise ValueError("references (*name) are not allowed: write the value where it is used")
+            return super().compose_node(parent, index)
+
+        def construct_yaml_int(self, node: Any) -> int:
+            number: int = super().construct_yaml_int(node)
+            if number.bit_length() > 63:
+                raise ValueError("it holds a number of more than 64 bits")
+            return number
+
+    Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
+    if len(content) > MAX_YAML_BYTES:
+        raise ValueError(f"it is larger than {MAX_YAML_BYTES} bytes")
+    try:
+        return yaml.load(content.decode(), Loader)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def as_options(settings: Settings, chosen: Mapping[str, Any]) -> list[str]:
@@ -88,6 +145,8 @@ def as_options(settings: Settings, chosen: Mapping[str, Any]) -> list[str]:
 
 def _spelled(value: Any) -> str:
     """A value as YAML reads it back; text stays bare where it can."""
-    import yaml
-
-    return value if isinstance(value, str) and yaml.safe_load(value) == value else json.dumps(value)
+    try:
+        is_bare = isinstance(value, str) and read_yaml(value.encode()) == value
+    except ValueError:
+        is_bare = False
+    return str(value) if is_bare else json.dumps(value)

@@ -6,6 +6,8 @@ A log that cannot be written, for example on a full disk, stops with one loud li
 from __future__ import annotations
 
 import logging
+import os
+import stat
 import sys
 import time
 from collections.abc import Iterator
@@ -13,8 +15,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from marin_build.artifact.store import LOGS, disk_error, make_folder
+from marin_build.foreign import printable
 
 FORMAT = "%(asctime)s %(levelname)s %(message)s"
+TAIL_BYTES = 64 << 10
+"""Of a log, at most this much is read to show its end."""
+
+
+class _Printable(logging.Formatter):
+    """Writes what a terminal would obey, and credentials, as `printable` does."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 class _LogFile(logging.FileHandler):
@@ -57,7 +69,7 @@ class AttemptLog:
             self._file = _LogFile(self.path, encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             raise disk_error(error, self.path) from error
-        formatter = logging.Formatter(FORMAT, "%Y-%m-%dT%H:%M:%SZ")
+        formatter = _Printable(FORMAT, "%Y-%m-%dT%H:%M:%SZ")
         formatter.converter = time.gmtime
         self._file.setFormatter(formatter)
         self.logger = terminal_logger()
@@ -80,9 +92,25 @@ def terminal_logger() -> logging.Logger:
     """A logger that writes to the terminal; nobody else's settings touch it."""
     logger = logging.Logger("marin_build", logging.INFO)
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    handler.setFormatter(_Printable("%(asctime)s %(message)s", "%H:%M:%S"))
     logger.addHandler(handler)
     return logger
+
+
+def last_lines(path: Path, count: int) -> list[str]:
+    """The last lines of a log, without more of it than TAIL_BYTES; none where there is no plain file."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return []
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            return []
+        end = os.pread(descriptor, TAIL_BYTES, max(0, status.st_size - TAIL_BYTES))
+    finally:
+        os.close(descriptor)
+    return end.decode(errors="replace").splitlines()[-count:]
 
 
 @contextmanager

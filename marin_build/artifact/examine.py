@@ -209,7 +209,7 @@ class Look:
 
 def _failure(attempt: Attempt | None) -> str | None:
     failure = attempt.failure if attempt else None
-    return f"the last attempt failed: {failure['message'].splitlines()[0]}" if failure else None
+    return f"the last attempt failed: {failure['message'].partition(chr(10))[0]}" if failure else None
 
 
 def _first(items: tuple[Change, ...] | tuple[Problem, ...]) -> list[str]:

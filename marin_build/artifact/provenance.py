@@ -4,6 +4,7 @@ nothing here decides whether anything is built.
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import socket
@@ -18,9 +19,9 @@ from typing import Any
 import marin_build
 from marin_build.artifact.digest import hash_bytes
 from marin_build.artifact.owner import user
+from marin_build.foreign import HIDDEN, hide
 
 GIT_SECONDS = 20
-HIDDEN = "[hidden]"
 
 PACKAGES = {
     "marin_build": "marin_build",
@@ -45,8 +46,6 @@ PACKAGES = {
 _SECRET = r"[\w.\-]*(?:token|secret|password|passwd|credential|api[_\-]?key|access[_\-]?key|private[_\-]?key)[\w.\-]*"
 _SECRET_OPTION = re.compile(rf"-{{1,2}}{_SECRET}", re.IGNORECASE)
 _SECRET_VALUE = re.compile(rf"(?<![\w.\-])({_SECRET}\s*[=:]\s*)[^\s,}}]+", re.IGNORECASE)
-_URL_PASSWORD = re.compile(r"(\w+://)[^/@\s]+@")
-_KNOWN_TOKEN = re.compile(r"\b(?:hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|AKIA|ASIA|AIza)[\w\-]{8,}")
 
 
 def hidden(arguments: Sequence[str]) -> list[str]:
@@ -55,9 +54,7 @@ def hidden(arguments: Sequence[str]) -> list[str]:
     for argument in arguments:
         if shown and _SECRET_OPTION.fullmatch(shown[-1]) and not argument.startswith("-"):
             argument = HIDDEN
-        argument = _SECRET_VALUE.sub(rf"\1{HIDDEN}", argument)
-        argument = _URL_PASSWORD.sub(rf"\1{HIDDEN}@", argument)
-        shown.append(_KNOWN_TOKEN.sub(HIDDEN, argument))
+        shown.append(_SECRET_VALUE.sub(rf"\1{HIDDEN}", hide(argument)))
     return shown
 
 
@@ -122,20 +119,38 @@ def _code_digest(hashes: Mapping[str, str], modules: Iterable[str]) -> str:
     return hash_bytes("".join(f"{path} {hashes.get(path)}\n" for path in modules).encode())
 
 
+_GIT = ("git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
+_NO_FETCHING = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0"}
+_DIFF = ("diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty")
+"""A repository's own configuration may name programs for git to start, and a copied folder brings it along: what git
+is asked here starts none of them."""
+
+
 def _git(folder: Path) -> dict[str, str | None]:
     """Commit of the repository that holds the recipes, and a digest of what differs from it; None without one."""
     commit = _git_output(folder, "rev-parse", "HEAD")
-    changes = _git_output(folder, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv") if commit else None
+    changes = _git_output(folder, *_without_filters(folder), *_DIFF) if commit else None
     return {
         "commit": commit.decode().strip() if commit else None,
         "uncommitted_changes_digest": hash_bytes(changes) if changes else None,
     }
 
 
+def _without_filters(folder: Path) -> list[str]:
+    """Options that switch off the filters which the repository's own configuration defines."""
+    query = ("config", "--local", "--includes", "--null", "--name-only", "--get-regexp", r"^filter\.")
+    names = (_git_output(folder, *query) or b"").decode(errors="surrogateescape").split("\0")
+    settings = (f"{name}={'false' if name.endswith('.required') else ''}" for name in names if name)
+    return [word for setting in settings for word in ("-c", setting)]
+
+
 def _git_output(folder: Path, *arguments: str) -> bytes | None:
-    command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
+    command = [*_GIT, "-C", str(folder), *arguments]
+    environment = os.environ | _NO_FETCHING
     try:
-        done = subprocess.run(command, capture_output=True, timeout=GIT_SECONDS, check=True, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            command, capture_output=True, timeout=GIT_SECONDS, check=True, stdin=subprocess.DEVNULL, env=environment
+        )
     except (OSError, subprocess.SubprocessError):  # no git, no repository, or a repository too large to compare
         return None
     return done.stdout

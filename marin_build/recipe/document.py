@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import yaml
 
 from marin_build.errors import RecipeError
+from marin_build.foreign import shortened
 
 Path = tuple[str | int, ...]
 
@@ -174,7 +175,7 @@ class _Reader:
             self._fail(event, "merging (`<<`) is not allowed: a recipe states every value itself")
         key = self._scalar(event)
         if not isinstance(key, str):
-            self._fail(event, f"the key {event.value} is not text; put quotes around it")
+            self._fail(event, f"the key {shortened(event.value, 100)} is not text; put quotes around it")
         return key
 
     def _scalar(self, event: Any) -> str | int | float | bool | None:
@@ -191,7 +192,7 @@ class _Reader:
 
     def _number(self, event: Any, text: str) -> str | int | float:
         if _NOT_FINITE.fullmatch(text):
-            self._fail(event, f"numbers are finite, seen {text}")
+            self._fail(event, f"numbers are finite, seen {shown(text)}")
         if _INTEGER.fullmatch(text):
             if len(digits := text.lstrip("+-")) > 1 and digits[0] == "0":
                 self._fail(

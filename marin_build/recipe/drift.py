@@ -6,9 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from marin_build.foreign import shortened
 from marin_build.recipe.document import Path, dotted
 from marin_build.recipe.fingerprint import canonical_bytes
 
+MAX_SHOWN = 1000
+"""Characters of a value that a line shows."""
 _ABSENT = object()
 
 
@@ -25,8 +28,8 @@ class Change:
     """The new recipe does not have the field."""
 
     def __str__(self) -> str:
-        old = "(not there)" if self.added else spelled(self.old)
-        new = "(not there)" if self.removed else spelled(self.new)
+        old = "(not there)" if self.added else shortened(spelled(self.old), MAX_SHOWN)
+        new = "(not there)" if self.removed else shortened(spelled(self.new), MAX_SHOWN)
         return f"{self.field}: {old} → {new}"
 
 

@@ -106,6 +106,7 @@ def _refuse_existing(book: RecipeBook, target: Target) -> None:
 
 def _create(book: RecipeBook, target: Target, text: str) -> Path:
     path = book.path(target)
+    book.refuse_outside(target)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "x", encoding="utf-8", newline="") as file:

@@ -15,9 +15,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from marin_build.errors import RecipeError
+from marin_build.foreign import hide, holds_credentials
 from marin_build.recipe import fingerprint as identity
 from marin_build.recipe.dependencies import closure, identity_dependencies
-from marin_build.recipe.document import MAX_BYTES, Document, dotted, parse_document
+from marin_build.recipe.document import MAX_BYTES, Document, dotted, parse_document, shown
 from marin_build.recipe.problems import explain
 from marin_build.recipe.schema import SCHEMAS, Recipe
 from marin_build.recipe.target import KINDS, Target, is_target, parse_target, version_order
@@ -55,6 +56,7 @@ class RecipeBook:
             RecipeError: there is none, with what was meant perhaps, or it cannot be read.
         """
         path = self.path(target)
+        self.refuse_outside(target)
         try:
             if not stat.S_ISREG(path.stat().st_mode):
                 raise RecipeError(f"{self.shown(target)}: is not a file")
@@ -64,6 +66,15 @@ class RecipeBook:
             raise self._no_recipe(target) from None
         except OSError as error:
             raise RecipeError(f"{self.shown(target)}: cannot be read: {error.strerror}") from None
+
+    def refuse_outside(self, target: Target) -> None:
+        """Raise RecipeError where a link leads from the recipe's path out of the folder of recipes."""
+        real, folder = (os.path.realpath(path) for path in (self.path(target), self.folder))
+        if os.path.commonpath([real, folder]) != folder:
+            raise RecipeError(
+                f"{self.shown(target)}: leads out of the folder of recipes, to {real}\n"
+                "  copy the file in place of the link; recipes of another folder: --config recipes=FOLDER"
+            )
 
     def document(self, target: Target) -> Document:
         """The recipe's file as plain values with line numbers, before its schema is applied."""
@@ -147,12 +158,25 @@ def validate(document: Document, kind: str) -> Recipe:
     Raises:
         RecipeError: every problem found, with its line.
     """
+    _refuse_credentials(document)
     schema = SCHEMAS[kind]
     try:
         recipe: Any = schema.model_validate(document.value)
     except ValidationError as error:
         raise explain(error, document, schema) from None
     return recipe  # type: ignore[no-any-return]
+
+
+def _refuse_credentials(document: Document) -> None:
+    """A recipe is copied into records, logs and reports, so it is no place for what opens doors."""
+    for path, line in document.lines.items():
+        value = document.at(path)
+        if any(isinstance(text, str) and holds_credentials(text) for text in (value, path[-1])):
+            place = f"{document.file}:{line}: {hide(dotted(path))}"
+            raise RecipeError(
+                f"{place}: holds credentials, which records and logs would keep, seen {shown(hide(str(value)))}\n"
+                "  take them out; what reads the data finds them in HF_TOKEN, ~/.netrc or a credentials file"
+            )
 
 
 def _nearest(version: str, versions: list[str]) -> str:

@@ -20,6 +20,8 @@ from marin_build.recipe.fields import Model
 Schema = Mapping[str, Any]
 
 MAX_SHOWN = 12
+MAX_EXPLAINED = 200
+"""Problems that are looked at: a list of a million wrong items is one mistake."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +39,12 @@ class Problem:
 def explain(error: ValidationError, document: Document, schema: type[Model]) -> RecipeError:
     """Every problem of `error`, in the order of the file; the first one is the first line."""
     tree = _Tree(schema.model_json_schema(), document)
-    found = [tree.problem(item) for item in error.errors(include_url=False)]
+    found = [tree.problem(item) for item in error.errors(include_url=False)[:MAX_EXPLAINED]]
     covered = {problem.suggests for problem in found if problem.suggests}
     problems = [problem for problem in found if problem.path not in covered or problem.suggests]
     problems.sort(key=lambda problem: problem.line)
     lines = [f"{document.file}:{p.line}: {_field(p)}{p.text}{p.details}" for p in problems[:MAX_SHOWN]]
-    more = len(problems) - MAX_SHOWN
+    more = len(problems) - MAX_SHOWN + max(0, error.error_count() - MAX_EXPLAINED)
     return RecipeError("\n".join(lines + ([f"  and {more} more"] if more > 0 else [])))
 
 
@@ -241,7 +243,8 @@ def _hint(schema: Schema, seen: Any) -> str:
     if "null" in allowed and isinstance(seen, str) and seen.lower() in ("none", "nil", "off", "no"):
         return "; write null"
     if allowed & {"integer", "number"} and isinstance(seen, str):
-        return f"; write {plain} without quotes or '_'" if _is_number(plain := seen.replace("_", "").strip()) else ""
+        plain = seen.replace("_", "").strip()
+        return f"; write {plain} without quotes or '_'" if len(plain) < 30 and _is_number(plain) else ""
     if "integer" in allowed and isinstance(seen, float) and seen.is_integer():
         return f"; write {int(seen)}"
     if "boolean" in allowed and isinstance(seen, str):

@@ -52,7 +52,7 @@ def parse_target(text: str) -> Target:
     Raises:
         RequestError: what is wrong, the value seen and the values allowed.
     """
-    shown = repr(text if len(text) <= 200 else text[:200] + "…")
+    shown = ascii(text if len(text) <= 200 else text[:200] + "…")
     if len(text.encode("utf-8", "surrogatepass")) > MAX_TARGET_BYTES:
         raise RequestError(f"{shown} is not a target: it is longer than {MAX_TARGET_BYTES} bytes")
     *segments, version = text.split("/")
@@ -61,16 +61,16 @@ def parse_target(text: str) -> Target:
             f"{shown} is not a target: write kind/name/version, for example checkpoints/quickstart/2026.06.28"
         )
     if segments[0] not in KINDS:
-        raise RequestError(f"{shown} is not a target: the kind {segments[0]!r} is none of {', '.join(KINDS)}")
+        raise RequestError(f"{shown} is not a target: the kind {segments[0]!a} is none of {', '.join(KINDS)}")
     for part in (*segments, version):
         if len(part) > MAX_PART_BYTES:
             raise RequestError(
-                f"{shown} is not a target: the part {part[:40]!r}… is longer than {MAX_PART_BYTES} bytes"
+                f"{shown} is not a target: the part {part[:40]!a}… is longer than {MAX_PART_BYTES} bytes"
             )
     for segment in segments:
         if not _SEGMENT.fullmatch(segment) or _VERSION.fullmatch(segment):
             raise RequestError(
-                f"{shown} is not a target: the part {segment!r} of the name may hold letters, digits, '_', '-' and "
+                f"{shown} is not a target: the part {segment!a} of the name may hold letters, digits, '_', '-' and "
                 "'.', starts with a letter, a digit or '_', and is not a version"
             )
     check_version(version, shown)
@@ -81,7 +81,7 @@ def check_version(version: str, shown: str) -> None:
     """Raise RequestError unless `version` is a real date `YYYY.MM.DD[.N]`, `dev` or `<label>-dev`."""
     if not _VERSION.fullmatch(version):
         raise RequestError(
-            f"{shown} is not a target: the version {version!r} is neither YYYY.MM.DD, YYYY.MM.DD.N, dev nor <label>-dev"
+            f"{shown} is not a target: the version {version!a} is neither YYYY.MM.DD, YYYY.MM.DD.N, dev nor <label>-dev"
         )
     if not version.endswith("dev"):
         year, month, day = (int(part) for part in version.split(".")[:3])
@@ -89,7 +89,7 @@ def check_version(version: str, shown: str) -> None:
             date(year, month, day)
         except ValueError as error:
             raise RequestError(
-                f"{shown} is not a target: the version {version!r} is not a real date ({error})"
+                f"{shown} is not a target: the version {version!a} is not a real date ({error})"
             ) from None
 
 

@@ -282,8 +282,8 @@ def test_a_value_that_the_schema_refuses_leaves_the_file_alone(recipe_tree):
     assert os.listdir(recipe_tree.book.path(HUB).parent) == ["2026.06.28.yaml"]
 
 
-def test_permissions_and_links_stay(recipe_tree, tmp_path):
-    path, real = recipe_tree.book.path(HUB), tmp_path / "real.yaml"
+def test_permissions_and_links_stay(recipe_tree):
+    path, real = recipe_tree.book.path(HUB), recipe_tree.folder / "real.yaml"
     path.rename(real)
     real.chmod(0o640)
     path.symlink_to(real)
