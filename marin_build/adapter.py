@@ -15,6 +15,7 @@ import inspect
 import os
 import shlex
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ from marin_build import refusals
 from marin_build.artifact import forced, mirror
 from marin_build.artifact.attempt import read_attempt
 from marin_build.artifact.attempt_log import last_lines
+from marin_build.artifact.claims import Claims
 from marin_build.artifact.examine import State, Status, examine, examine_all
 from marin_build.artifact.store import LOGS, Store
 from marin_build.errors import MarinError, RequestError
@@ -45,6 +47,7 @@ RUN_VARIABLE = "MARIN_RUN_ID"
 PREFIX_VARIABLE = "MARIN_PREFIX"
 SHOWN_LINES = 20
 """Lines of a log that are shown when its job failed."""
+WAIT_SECONDS = 0.5
 
 
 class AdapterError(CliException):
@@ -76,6 +79,7 @@ class Build:
             self._store = Store(self._settings.prefix)
         self._run = uuid.uuid4().hex[:12] if workflow.is_main_process else os.environ.get(RUN_VARIABLE)
         if workflow.is_main_process:  # a spawned job gets concrete files: leave them alone
+            self._claims = Claims(self._run)
             workflow._prepare_dag = self._in_front_of(inner)
 
     # ---- for rules ---------------------------------------------------------------------------------------------------
@@ -128,15 +132,21 @@ class Build:
         order = closure(self._book, typed)
         force = set(self._members(meant["forcerun"], order))
         force |= set(targets if settings.forcetargets else ()) | set(order if settings.forceall else ())
-        self._look(order, force)
-        self._plan = decide(list(self._statuses.values()), {t: self._needs(t) for t in order}, typed, force)
-        settings.forcerun = [*settings.forcerun, *map(record, self._mirrored_but_run())]
         until, omit_from = (self._members(meant[option], order) for option in ("until", "omit_from"))
-        left = restrict(self._plan, {target: self._inputs(target) for target in order}, until, omit_from)
+
+        def plan() -> Plan:
+            """What is to do, as things are now."""
+            self._look(order, force)
+            self._plan = decide(list(self._statuses.values()), {t: self._needs(t) for t in order}, typed, force)
+            return restrict(self._plan, {target: self._inputs(target) for target in order}, until, omit_from)
+
+        left = plan()
         if workflow.dryrun:
             print(printable(table(left, len(order))), end="", file=sys.stderr)
         elif not self._is_looking and not workflow.touch:
+            left = self._claimed(left, plan)
             self._begin(left)
+        settings.forcerun = [*settings.forcerun, *map(record, self._mirrored_but_run())]
 
     @property
     def _is_looking(self) -> bool:
@@ -147,10 +157,7 @@ class Build:
         """See what is there, bring the mirrors in line, and stop for drift; a picture of it may still be drawn."""
         self._statuses = {status.target: status for status in examine_all(self._store, self._book, order)}
         for target, status in self._statuses.items():
-            if status.record is None:
-                mirror.remove(target)
-            else:
-                mirror.write(status.record)
+            mirror.refresh(self._store, target, status.record)
         text = refusals.drift(self._book, self._statuses.values(), force)
         if text and self._is_looking:
             print(printable(f"Warning: {text}"), file=sys.stderr)
@@ -237,6 +244,21 @@ class Build:
 
     # ---- a real run --------------------------------------------------------------------------------------------------
 
+    def _claimed(self, left: Plan, plan: Callable[[], Plan]) -> Plan:
+        """The plan, once no other run of this working directory makes what is in it; waits for that if asked to."""
+        told = ""
+        while new := [target for target in left.runs if target not in self._claims.targets]:
+            text = refusals.leased(self._claims.add(new))
+            if text and not self._settings.wait:
+                raise AdapterError(text)
+            if text and text != told:
+                print(f"waiting: {text}", file=sys.stderr)
+            if text:
+                time.sleep(WAIT_SECONDS)
+            told = text
+            left = plan()  # what another run has made since the look is not to do any more
+        return left
+
     def _begin(self, plan: Plan) -> None:
         """The last things before jobs: refuse what cannot be built, write down what is forced."""
         if self._settings.platform == "tpu" and not self._workflow.local_exec:
@@ -272,7 +294,8 @@ class Build:
         jobs = {str(file): job for job in workflow.dag.needrun_jobs() for file in job.output}
         due = [status for target, status in self._statuses.items() if record(target) in jobs]
         foreign = [s for s in due if not workflow.persistence.external_jobids(jobs[record(s.target)])]
-        if (text := refusals.leased(foreign)) and not self._settings.wait:
+        owners = {status.target: status.owner for status in foreign if status.owner is not None}
+        if (text := refusals.leased(owners)) and not self._settings.wait:
             for target in self._plan.forced:
                 forced.clear(target, self._run)
             raise AdapterError(text)

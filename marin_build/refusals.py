@@ -5,7 +5,7 @@ Each function returns an empty text where nothing stops the run.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from marin_build.artifact.examine import State, Status
 from marin_build.recipe.dependencies import closure, identity_dependencies, unresolved
@@ -35,8 +35,8 @@ def unpinned(book: RecipeBook, targets: Iterable[Target]) -> str:
     return "\n".join(["sources are not pinned, so nothing is built from them:", *lines]) if lines else ""
 
 
-def leased(statuses: Iterable[Status]) -> str:
-    """Targets that somebody else is building."""
-    lines = [f"  {status.target}: {status.owner}" for status in statuses if status.owner is not None]
+def leased(builders: Mapping[Target, object]) -> str:
+    """Targets that somebody else is building, and who."""
+    lines = [f"  {target}: {who}" for target, who in builders.items()]
     text = ["somebody else is building what would run:", *lines, "  to wait for it: --config wait=true"]
     return "\n".join(text) if lines else ""

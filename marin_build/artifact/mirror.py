@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import secrets
-from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from marin_build.artifact.record import Record, read_record
@@ -25,16 +24,16 @@ def path(target: Target, folder: Path = FOLDER) -> Path:
     return folder / f"{target}.json"
 
 
-def refresh(
-    store: Store, targets: Iterable[Target], *, without: Collection[Target] = (), folder: Path = FOLDER
-) -> None:
-    """Bring the mirrors of `targets` in line: one where there is a readable record, none otherwise or in `without`."""
-    for target in targets:
-        record = None if target in without else _readable(store, target)
-        if record is None:
-            remove(target, folder)
-        else:
-            write(record, folder)
+def refresh(store: Store, target: Target, record: Record | None, folder: Path = FOLDER) -> None:
+    """Bring the mirror of `target` in line with the record that was seen, or with that none was.
+
+    Where none was seen it looks again afterwards: a build beside us may have ended and written its mirror meanwhile.
+    """
+    if record is None:
+        remove(target, folder)
+        record = _readable(store, target)
+    if record is not None:
+        write(record, folder)
 
 
 def write(record: Record, folder: Path = FOLDER) -> None:

@@ -8,40 +8,46 @@ from artifact_world import RAW, TOKENIZER, World
 
 from marin_build.artifact import forced, mirror
 from marin_build.errors import RequestError
-from marin_build.recipe.target import parse_target
+from marin_build.recipe.target import Target, parse_target
 
 TARGETS = [parse_target(RAW), parse_target(TOKENIZER)]
 RAW_TARGET = TARGETS[0]
 
 
-def test_the_mirrors_follow_the_records(world: World):
+def refresh(world: World, target: Target = RAW_TARGET) -> None:
+    status = world.status(str(target))
+    mirror.refresh(world.store, target, status.record)
+
+
+def test_the_mirror_follows_the_record(world: World):
     world.build(RAW)
     mirror.path(RAW_TARGET).unlink()
+    refresh(world)
+    assert json.loads(mirror.path(RAW_TARGET).read_text())["fingerprint"] == world.record(RAW).fingerprint
     stale = mirror.path(TARGETS[1])
     stale.parent.mkdir(parents=True)
     stale.write_text("{}")
-    mirror.refresh(world.store, TARGETS)
-    assert json.loads(mirror.path(RAW_TARGET).read_text())["fingerprint"] == world.record(RAW).fingerprint
+    refresh(world, TARGETS[1])
     assert not stale.exists()
-
-
-def test_a_mirror_can_be_held_back_although_there_is_a_record(world: World):
-    world.build(RAW)
-    mirror.refresh(world.store, TARGETS, without={RAW_TARGET})
-    assert not mirror.path(RAW_TARGET).exists()
 
 
 def test_an_unreadable_record_has_no_mirror(world: World):
     world.build(RAW)
     world.path(RAW, ".artifact.json").write_text("{")
-    mirror.refresh(world.store, TARGETS)
+    refresh(world)
     assert not mirror.path(RAW_TARGET).exists()
+
+
+def test_a_build_that_ended_since_the_look_keeps_its_mirror(world: World):
+    world.build(RAW)
+    mirror.refresh(world.store, RAW_TARGET, None)
+    assert mirror.path(RAW_TARGET).exists()
 
 
 def test_an_equal_mirror_is_left_alone(world: World):
     world.build(RAW)
     before = mirror.path(RAW_TARGET).stat()
-    mirror.refresh(world.store, TARGETS)
+    refresh(world)
     after = mirror.path(RAW_TARGET).stat()
     assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
     assert os.listdir(mirror.path(RAW_TARGET).parent) == ["2026.06.28.json"]
