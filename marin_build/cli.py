@@ -52,8 +52,7 @@ class Workplace:
     def existing(self, typed: str) -> Target:
         """The target that was meant; it has a recipe."""
         target = self.target(typed)
-        if not self.book.exists(target):
-            raise RequestError(f"there is no recipe for {target}\n{self.book.suggest(str(target))}")
+        self.book.read(target)
         return target
 
     def closure(self, typed: Sequence[str]) -> list[Target]:
@@ -108,13 +107,16 @@ def build(options: argparse.Namespace) -> int:
     target = place.existing(options.target)
     if target.kind == "checkpoints":
         tune_malloc(options.arguments)
+    noted = forced.read(target)
+    forced_here = f"command-{secrets.token_hex(6)}" if options.force else None
+    forced_run = forced_here or (noted if noted == options.run else None)  # another run's note forces nothing
     publish.build(
         target,
         place.book,
         place.store,
         place.settings,
         builder_of(target.kind),
-        forced_run=(options.force and f"command-{secrets.token_hex(6)}") or forced.read(target),
+        forced_run=forced_run,
         run=options.run,
         command=[sys.argv[0], *options.arguments],
     )

@@ -53,7 +53,13 @@ def show_states(statuses: Sequence[Status]) -> None:
             _text(str(record.provenance.get("finished", ""))[:16].replace("T", " ")) if record else "",
             record.digest[:12] if record else "",
         )
-    console().print(table)
+    out = console()
+    out.print(table)
+    if rebuilds := [str(status.target) for status in statuses if status.is_rebuild]:
+        out.print(
+            "a rebuild was interrupted and the old artifact is kept; only a run that names it, or builds what is made "
+            f"from it, goes on:\n  snakemake {escape(' '.join(rebuilds))}"
+        )
 
 
 def show_reasons(statuses: Iterable[Status]) -> None:
@@ -85,6 +91,8 @@ def code_notes(record: Record) -> list[str]:
 def _verdict(status: Status) -> str:
     if status.state is State.building:
         return "a build stops here: somebody builds it now"
+    if status.is_rebuild:
+        return "the old one is kept; the interrupted rebuild goes on when this target is asked for, or is needed"
     if status.needs_build:
         return "would be built"
     return {

@@ -74,6 +74,11 @@ class Status:
             return self.target.is_dev
         return state in (State.missing, State.partial, State.damaged)
 
+    @property
+    def is_rebuild(self) -> bool:
+        """True when it is finished, and a rebuild of it was begun and interrupted."""
+        return (self.beneath or self.state) is State.partial and self.record is not None
+
     def drift_error(self, book: RecipeBook) -> DriftError:
         """The error that a plain build of a `drifted` target stops with."""
         if self.causes:
@@ -191,7 +196,8 @@ class Look:
             return Status(target, State.drifted, record, reasons, changes, causes=found, drifted=self.drifted(target))
         if interrupted:
             reason = "a rebuild of it was interrupted; the old one stays until the new one is finished"
-            return Status(target, State.partial, record, (reason, f"to keep the old one, remove its {REBUILD} folder"))
+            helps = f"to finish it: snakemake {target}; to keep the old one: remove its {REBUILD} folder"
+            return Status(target, State.partial, record, (reason, helps))
         if problems := self.damage(record):
             return Status(target, State.damaged, record, tuple(_first(problems)), problems=problems)
         if changes := self.changed_inputs(record):

@@ -216,8 +216,8 @@ def disk_error(error: OSError, path: str | Path, needed_bytes: int | None = None
     """Say for people what the system said about a file: what failed, where, and how much space is missing."""
     place = str(error.filename or path)
     if error.errno in FULL:
-        free = _free_bytes(Path(place))
-        needed = f"{needed_bytes:,} bytes needed" if needed_bytes else f"more than {free:,} bytes needed"
+        free, block = _free_bytes(Path(place))
+        needed = f"{needed_bytes:,} bytes needed" if needed_bytes else f"at least {free + block:,} bytes needed"
         return MarinError(
             f"the disk is full: {place}: {needed}, {free:,} free\n"
             "  free some space and run the same command again: what was done is kept"
@@ -227,9 +227,9 @@ def disk_error(error: OSError, path: str | Path, needed_bytes: int | None = None
     return MarinError(f"{place}: {error.strerror or error}")
 
 
-def _free_bytes(path: Path) -> int:
-    """Bytes that this user may still write on the disk of `path`."""
+def _free_bytes(path: Path) -> tuple[int, int]:
+    """Bytes that this user may still write on the disk of `path`, and of how many it gives at least."""
     while not path.exists() and path != path.parent:
         path = path.parent
     status = os.statvfs(path)
-    return status.f_bavail * status.f_frsize
+    return status.f_bavail * status.f_frsize, status.f_frsize

@@ -145,6 +145,9 @@ class RecipeBook:
         return f"  recipes are in {self.folder}/; `marin-build status` lists them"
 
     def _no_recipe(self, target: Target) -> RecipeError:
+        path = self.path(target)
+        if path.is_symlink():
+            return RecipeError(f"{self.shown(target)}: is a link to {os.readlink(path)}, which does not exist")
         other = next((p for p in (self.folder / f"{target}.yml", self.folder / f"{target}.YAML") if p.exists()), None)
         rename = f"  there is {other}, but recipes end in {ENDING}\n" if other else ""
         return RecipeError(

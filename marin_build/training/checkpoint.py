@@ -206,6 +206,10 @@ class Checkpoints:
         """Runs in the worker thread: when Orbax is done, make everything durable, write the manifest, tidy."""
         with self._explained(step, size):
             response.result()
+            self._make_durable(step)
+
+    def _make_durable(self, step: int) -> None:
+        """Sync the step, write its manifest, and remove the rolling checkpoints before it."""
         if jax.process_index() != 0:
             return
         self._check_lease()

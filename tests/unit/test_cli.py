@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from marin_build.artifact import forced
 from marin_build.build import BUILDERS, accelerator_present, builder_of
 from marin_build.cli import main
-from marin_build.recipe.target import KINDS
+from marin_build.errors import Stopped
+from marin_build.recipe.target import KINDS, parse_target
 from marin_build.settings import Settings
 from marin_build.typed import as_target
 
@@ -24,6 +26,11 @@ def place(tmp_path, monkeypatch):
     write(RAW, "source: {type: files, paths: [notes.txt], digest: unresolved}\n")
     write(TOKENIZER, BYTES_RECIPE)
     return tmp_path
+
+
+def attempts(place: Path) -> int:
+    """How often work on the tokenizer was begun."""
+    return len(list((place / "artifacts" / TOKENIZER / "logs").iterdir()))
 
 
 def write(target: str, text: str) -> Path:
@@ -148,6 +155,12 @@ def test_new_and_bump_write_recipes_that_load(place, capsys):
         (["build", RAW, "--config", "processes"], "key=value"),
         (["build", RAW, "--config", "mesh={"], "YAML"),
         (["verify", "nonsense"], "not a target"),
+        (
+            ["status", RAW, "--prefix", "a\udcff"],
+            "setting prefix: holds a control character or bytes that are no UTF-8",
+        ),
+        (["status", RAW, "--recipes", "a\udcff"], "setting recipes: holds a control character"),
+        (["status", RAW, "--prefix", "a\nb"], "setting prefix: holds a control character"),
         (["new", "checkpoints/mine/2026.02.30"], "not a real date"),
     ],
 )
@@ -179,3 +192,45 @@ def test_an_accelerator_is_seen_by_its_device_file(tmp_path):
     assert not accelerator_present(tmp_path)
     (tmp_path / "nvidia0").touch()
     assert accelerator_present(tmp_path)
+
+
+def test_a_link_to_nothing_in_place_of_a_recipe_is_named(place, capsys):
+    path = place / "config/tokenizers/a/2027.01.01.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to("/nowhere.yaml")
+    assert main(["why", "tokenizers/a/2027.01.01"]) == 2
+    assert "2027.01.01.yaml: is a link to /nowhere.yaml, which does not exist" in capsys.readouterr().err
+
+
+def test_the_note_of_another_run_forces_nothing(place):
+    """A Snakemake run that forced it has died; somebody builds it by hand, or another run does."""
+    target = parse_target(TOKENIZER)
+    assert main(["build", TOKENIZER]) == 0
+    first = attempts(place)
+    forced.write(target, "dead")
+    assert main(["build", TOKENIZER]) == 0
+    assert main(["build", TOKENIZER, "--run", "other"]) == 0
+    assert attempts(place) == first
+    assert main(["build", TOKENIZER, "--run", "dead"]) == 0
+    assert attempts(place) == first + 1
+
+
+def test_an_interrupted_rebuild_is_told_with_what_finishes_it(place, capsys, monkeypatch):
+    assert main(["build", TOKENIZER]) == 0
+
+    def stopped(context):
+        (context.folder / "part").write_text("half")
+        raise Stopped("pre-empted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("marin_build.build.builder_of", lambda kind: stopped)
+        assert main(["build", TOKENIZER, "--force"]) == 6
+    capsys.readouterr()
+    assert main(["status", TOKENIZER]) == 0
+    said = capsys.readouterr().out
+    assert "a rebuild was interrupted and the old artifact is kept" in said
+    assert f"  snakemake {TOKENIZER}" in said
+    assert main(["why", TOKENIZER]) == 0
+    said = capsys.readouterr().out
+    assert "the old one is kept; the interrupted rebuild goes on when this target is asked for" in said
+    assert f"to finish it: snakemake {TOKENIZER}; to keep the old one: remove its .rebuild folder" in said
