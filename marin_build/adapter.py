@@ -12,6 +12,7 @@ whatever Snakemake deletes is never the truth.
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import shlex
 import sys
@@ -24,6 +25,7 @@ from typing import Any
 from snakemake import __version__ as snakemake_version
 from snakemake.exceptions import CliException
 from snakemake.io import ancient
+from snakemake.logging import logger
 from snakemake.settings.enums import RerunTrigger
 
 from marin_build import refusals
@@ -39,7 +41,7 @@ from marin_build.recipe.dependencies import closure, needs
 from marin_build.recipe.load import RecipeBook
 from marin_build.recipe.target import TARGET_PATTERN, Target, is_target, parse_target
 from marin_build.runs import Plan, decide, restrict, table
-from marin_build.settings import as_options, resolve
+from marin_build.settings import Settings, as_options, resolve
 from marin_build.typed import as_target
 
 SNAKEMAKE_VERSIONS = ">=9.19,<10"
@@ -69,6 +71,7 @@ class Build:
 
     def __init__(self, workflow: Any, config: Mapping[str, Any]) -> None:
         inner = _hooked_method(workflow)
+        logger.addFilter(_clean_record)
         self._workflow = workflow
         self._plan = Plan()
         self._statuses: dict[Target, Status] = {}
@@ -190,7 +193,7 @@ class Build:
         try:
             target = parse_target(name)
         except RequestError as error:
-            if self._producers(typed):
+            if typed.isprintable() and self._producers(typed):  # `$` of a rule's expression also means before a "\n"
                 return typed
             raise RequestError(f"{error}\n{self._book.suggest(name)}") from None
         self._book.load(target)
@@ -265,6 +268,8 @@ class Build:
             raise RequestError(
                 "launching TPU slices is not built yet; on a TPU host itself use: snakemake --profile local TARGET"
             )
+        if not self._workflow.local_exec:
+            _refuse_quotes(self._settings)
         if text := refusals.unpinned(self._book, plan.runs):
             raise RequestError(text)
         for target, status in self._statuses.items():
@@ -342,6 +347,26 @@ def _typed_settings(workflow: Any, config: Mapping[str, Any]) -> dict[str, Any]:
     if not workflow.is_main_process or not typed:
         return {}
     return {key: config[key] for key in workflow.config_settings.config if key in config}
+
+
+def _clean_record(record: logging.LogRecord) -> bool:
+    """A filter that lets everything pass, as `printable`: Snakemake logs its own command line and those of jobs."""
+    for name, value in vars(record).items():
+        if isinstance(value, str):
+            setattr(record, name, printable(value))
+    return True
+
+
+def _refuse_quotes(settings: Settings) -> None:
+    """Refuse settings that would run something where a job starts: Snakemake gives them to a shell as Python writes
+    text, which is in double quotes where the text holds a single one.
+    """
+    for key, value in settings:
+        if isinstance(value, str) and "'" in value and set(value) & set('$`"\\'):
+            raise RequestError(
+                f"setting {key}: holds quotes beside what a shell would run, seen {value!a}\n"
+                "  choose another name: this executor starts its jobs through a shell"
+            )
 
 
 @contextmanager

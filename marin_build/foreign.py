@@ -16,7 +16,7 @@ MAX_LINE = 20_000
 
 _KEY = r"(?:api|access|private|account)[_\-]?key"
 _SECRET = rf"(?:token|secret|passw(?:or)?d|credential|signature|{_KEY})"
-_URL_USER = re.compile(r"(\b[A-Za-z][\w+.\-]{0,20}://)[^/@\s]{1,1000}@")
+_URL_USER = re.compile(r"(\b[A-Za-z][\w+.\-]{0,20}:/{1,2})[^/@\s]{1,1000}@")
 _URL_QUERY = re.compile(rf"([?&](?:[\w.\-]{{0,40}}{_SECRET}(?:[_\-]?id)?|sig|key|auth)=)[^&#\s'\"]+", re.IGNORECASE)
 _KNOWN_TOKEN = re.compile(
     r"\b(?:hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|AKIA|ASIA|AIza|ya29\.|eyJ[\w\-]+\.)[\w.\-]{8,}"

@@ -1,4 +1,4 @@
-"""The world of the unit tests."""
+"""The world of the unit tests, and the repository of the workflow tests."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 from artifact_world import World
+from repository import repository, snakemake
+
+__all__ = ["repository", "snakemake", "world"]
 
 
 @pytest.fixture
