@@ -71,6 +71,7 @@ def context(target: str, folder: Path, recipe: schema.Recipe, processes: int, *n
         recipe=recipe,
         fingerprint="0" * 32,
         folder=folder,
+        logs=folder / "logs",
         dependencies={str(need.target): need for need in needs},
         settings=Settings(processes=processes),
         logger=logging.getLogger("benchmark"),

@@ -31,10 +31,9 @@ from snakemake.settings.enums import RerunTrigger
 from marin_build import refusals
 from marin_build.artifact import forced, mirror
 from marin_build.artifact.attempt import read_attempt
-from marin_build.artifact.attempt_log import last_lines
 from marin_build.artifact.claims import Claims
 from marin_build.artifact.examine import State, Status, examine, examine_all
-from marin_build.artifact.store import LOGS, Store
+from marin_build.artifact.store import open_store
 from marin_build.errors import MarinError, RequestError
 from marin_build.foreign import printable
 from marin_build.recipe.dependencies import closure, needs
@@ -79,7 +78,7 @@ class Build:
             self._given = dict(config)
             self._settings = resolve(config, command_line=_typed_settings(workflow, config))
             self._book = RecipeBook(self._settings.recipes)
-            self._store = Store(self._settings.prefix)
+            self._store = open_store(self._settings.prefix, self._settings.object_cache)
         self._run = uuid.uuid4().hex[:12] if workflow.is_main_process else os.environ.get(RUN_VARIABLE)
         if workflow.is_main_process:  # a spawned job gets concrete files: leave them alone
             self._claims = Claims(self._run)
@@ -310,8 +309,8 @@ class Build:
         for target in self._plan.runs:
             attempt = read_attempt(self._store, target)
             if attempt and attempt.run == self._run and not os.path.exists(record(target)):
-                log = self._store.folder(target) / LOGS / f"{attempt.id}.log"
-                shown = "\n".join(f"  {line}" for line in last_lines(log, SHOWN_LINES))
+                log, lines = self._store.last_lines(attempt, SHOWN_LINES)
+                shown = "\n".join(f"  {line}" for line in lines)
                 print(printable(f"{target} was not finished; the last lines of {log}:\n{shown}"), file=sys.stderr)
 
 

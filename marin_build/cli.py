@@ -31,12 +31,12 @@ class Workplace:
     """Settings, recipes and store, as one command sees them."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        from marin_build.artifact.store import Store
+        from marin_build.artifact.store import open_store
         from marin_build.recipe.load import RecipeBook
 
         self.settings: Settings = read_settings(options)
         self.book: RecipeBook = RecipeBook(self.settings.recipes)
-        self.store: Store = Store(self.settings.prefix)
+        self.store: Store = open_store(self.settings.prefix, self.settings.object_cache)
 
     def target(self, typed: str) -> Target:
         """The target that was meant, whether or not it has a recipe."""
@@ -142,7 +142,7 @@ def show(options: argparse.Namespace) -> int:
     from marin_build.looks import show_record
 
     status = examine(place.store, place.book, target) if place.book.exists(target) else None
-    show_record(record, place.store.folder(target), status)
+    show_record(record, place.store.files(record).shown, status)
     return 0
 
 

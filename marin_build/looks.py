@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -101,11 +100,11 @@ def _verdict(status: Status) -> str:
     }.get(status.state, "nothing to do")
 
 
-def show_record(record: Record, folder: Path, status: Status | None) -> None:
+def show_record(record: Record, place: str, status: Status | None) -> None:
     """Everything that the record says; `status` is None where the recipe is gone."""
     out = console()
     state = f"[{COLOURS[status.state]}]{status.state}[/]" if status else "finished, but its recipe is gone"
-    out.print(f"[bold]{_text(record.target)}[/]  {state}  {_text(folder)}")
+    out.print(f"[bold]{_text(record.target)}[/]  {state}  {_text(place)}")
     for reason in status.reasons if status else ():
         out.print(f"  {_text(reason)}")
     facts = _table("", "")

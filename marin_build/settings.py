@@ -24,6 +24,8 @@ _NO_TEXT = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _REPR = reprlib.Repr()
 _REPR.maxlevel, _REPR.maxstring = 2, 200
 
+OBJECT_CACHE = "~/.cache/marin_build/objects"
+
 
 class Settings(BaseModel):
     """All settings, with their defaults."""
@@ -32,6 +34,10 @@ class Settings(BaseModel):
 
     prefix: Annotated[str, Field(min_length=1)] = "artifacts"
     """Folder of all artifacts."""
+    object_cache: Annotated[str, Field(min_length=1)] = OBJECT_CACHE
+    """Folder on each machine where builders of an object store work, and where what they read is kept."""
+    keep: list[str] = []
+    """Targets that `marin-build gc` keeps although no recipe names them."""
     recipes: str = "config"
     """Folder of all recipes."""
     platform: str = "local"

@@ -15,7 +15,7 @@ from marin_build.artifact.cause import causes, shown_changes
 from marin_build.artifact.examine import Look
 from marin_build.artifact.lease import holder
 from marin_build.artifact.owner import user
-from marin_build.artifact.record import Record, entry_target, read_record, write_record
+from marin_build.artifact.record import Record, change_record, entry_target, read_record
 from marin_build.artifact.store import Store
 from marin_build.errors import LeasedError, RequestError
 from marin_build.recipe.dependencies import identity_dependencies
@@ -37,7 +37,7 @@ def accept(store: Store, book: RecipeBook, target: Target, reason: str) -> list[
         raise RequestError(f"{target}: accepting a change needs a reason: --reason '…'")
     if owner := holder(store, target):
         raise LeasedError(f"{target} is being built by {owner}: nothing was accepted")
-    if not store.folder(target).is_dir():
+    if read_record(store, target) is None:  # so that no lock is left where nothing is
         raise _not_finished(target)
     with store.lock(target):
         record = read_record(store, target)
@@ -46,7 +46,9 @@ def accept(store: Store, book: RecipeBook, target: Target, reason: str) -> list[
         changes = shown_changes(target, causes(book, Look(store, book).record, target, record))
         if not changes:
             raise RequestError(f"{target}: nothing to accept: it was built from the recipe that is there")
-        write_record(store, accepted := _accepted(store, book, record, reason.strip()))
+        accepted = _accepted(store, book, record, reason.strip())
+        if not change_record(store, record, accepted):
+            raise LeasedError(f"{target} was changed by somebody else just now: nothing was accepted; try again")
     mirror.write(accepted)
     return [f"accepted for {target}: {reason.strip()}", *(f"  {change}" for change in changes)]
 

@@ -48,7 +48,8 @@ class Attempt:
     dependencies: tuple[Mapping[str, Any], ...]
     """{name, version, fingerprint, digest} of what it is made from, as it was at the start."""
     folder: str
-    """Where it works, in the artifact's folder: `.`, or `.rebuild` while the old artifact stays."""
+    """Where it works, in the artifact's folder: `.`, or `.rebuild` while the old artifact stays; on an object store
+    `builds/<id>`."""
     token: int
     """Fencing token of its lease."""
     started: str
@@ -120,12 +121,16 @@ def read_attempt(store: Store, target: Target) -> Attempt | None:
 
 
 def write_attempt(store: Store, attempt: Attempt) -> None:
-    body = dataclasses.asdict(attempt)
-    text = json.dumps({**body, "checksum": body_checksum(body)}, indent=1, sort_keys=True, ensure_ascii=False)
-    store.replace(attempt.target, ATTEMPT, text.encode("utf-8", "surrogatepass") + b"\n")
+    store.replace(attempt.target, ATTEMPT, _to_bytes(attempt))
 
 
 def note_failure(store: Store, attempt: Attempt, error: MarinError) -> None:
-    """Note a failure that a retry cannot cure; others leave the attempt as it is."""
+    """Note a failure that a retry cannot cure, unless the attempt is no longer ours; others leave it as it is."""
     if error.exit_code in FINAL_EXIT_CODES:
-        write_attempt(store, attempt.with_failure(error))
+        store.exchange(attempt.target, ATTEMPT, _to_bytes(attempt), _to_bytes(attempt.with_failure(error)))
+
+
+def _to_bytes(attempt: Attempt) -> bytes:
+    body = dataclasses.asdict(attempt)
+    text = json.dumps({**body, "checksum": body_checksum(body)}, indent=1, sort_keys=True, ensure_ascii=False)
+    return text.encode("utf-8", "surrogatepass") + b"\n"

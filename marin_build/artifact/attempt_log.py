@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from marin_build.artifact.store import LOGS, disk_error, make_folder
+from marin_build.artifact.store import disk_error, make_folder
 from marin_build.foreign import printable
 
 FORMAT = "%(asctime)s %(levelname)s %(message)s"
@@ -63,7 +63,7 @@ class AttemptLog:
     """Set when a record may list the file as it is: nothing more is written to it."""
 
     def __init__(self, folder: Path, attempt: str) -> None:
-        self.path = folder / LOGS / f"{attempt}.log"
+        self.path = folder / f"{attempt}.log"
         try:
             make_folder(self.path.parent)
             self._file = _LogFile(self.path, encoding="utf-8", errors="backslashreplace")

@@ -1,23 +1,21 @@
 """Where an attempt works, and what becomes of the work that is there: resumed, repaired, set aside, or built anew.
 
 Work of another recipe, or on other input bytes, is never mixed in. What is finished and whole stays until the new one
-is. An attempt file is removed before its work is, so that half-removed work belongs to no recipe.
+is. Here it is decided; the store does it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-import os
-from pathlib import Path
 
-from marin_build.artifact.attempt import Attempt, read_attempt, write_attempt
+from marin_build.artifact.attempt import Attempt, read_attempt
 from marin_build.artifact.cause import causes, drift_error, input_error
 from marin_build.artifact.examine import Look, State, Status
 from marin_build.artifact.record import Record
-from marin_build.artifact.store import ATTEMPT, REBUILD, RECORD, Store, make_folder
+from marin_build.artifact.store import Store
 from marin_build.artifact.verify import check_bytes, check_sizes
-from marin_build.artifact.workspace import discard, has_work, remove, set_aside, work_names
+from marin_build.artifact.work import Work
 from marin_build.errors import DamageError
 from marin_build.recipe.target import Target
 
@@ -25,68 +23,49 @@ KINDS_MADE_ANEW = frozenset({"raw", "tokenizers", "tokenized"})
 """Cheap enough to be built from nothing by a plain run when nothing says what their files are."""
 
 
-def begin(store: Store, look: Look, status: Status, new: Attempt, logger: logging.Logger, *, forced: bool) -> Attempt:
+def begin(store: Store, look: Look, status: Status, new: Attempt, logger: logging.Logger, *, forced: bool) -> Work:
     """Prepare the folder to work in and write the attempt `new`, completed with that folder and what it resumes.
 
     Raises:
         DamageError, DriftError: what is there cannot be repaired without `-f`.
     """
     there = read_attempt(store, new.target)
-    if there is not None and _is_resumed(look, status, there, new, forced):
-        written = _write(store, new, there.folder, there)
-    elif status.state is State.damaged and not forced:
-        written = _repair(store, look, status, there, new, logger)
-    elif status.record is not None:
-        written = _rebuild_beside(store, new)
-    else:
-        written = _start_anew(store, new, there, logger, keep=not forced)
-    make_folder(store.folder(new.target) / written.folder)
-    return written
+    if there is not None and _is_resumed(store, look, status, there, new, forced):
+        return store.resume(_continued(new, there), there)
+    if status.state is State.damaged and not forced:
+        return _repair(store, look, status, there, new, logger)
+    if status.record is not None:
+        return store.rebuild(new)
+    return _start_anew(store, new, there, logger, keep=not forced)
 
 
-def _is_resumed(look: Look, status: Status, there: Attempt, new: Attempt, forced: bool) -> bool:
+def _is_resumed(store: Store, look: Look, status: Status, there: Attempt, new: Attempt, forced: bool) -> bool:
     """True when the work that is there goes on as it is. A forced build goes on with the work of its own run only."""
-    if not look.can_resume(there) or not _is_unfinished(there, status.record):
+    record = status.record
+    if not look.can_resume(there) or not (record is None or store.has_rebuild(record, there)):
         return False
     return there.forced == new.forced if forced else status.state in (State.partial, State.missing)
 
 
-def _is_unfinished(there: Attempt, record: Record | None) -> bool:
-    return record is None or (there.folder == REBUILD and there.id != record.provenance.get("attempt"))
-
-
-def _rebuild_beside(store: Store, new: Attempt) -> Attempt:
-    """Build in `.rebuild`; the finished artifact stays."""
-    store.delete(new.target, ATTEMPT)
-    remove(store.folder(new.target) / REBUILD)
-    return _write(store, new, REBUILD, None)
-
-
-def _start_anew(store: Store, new: Attempt, there: Attempt | None, logger: logging.Logger, *, keep: bool) -> Attempt:
-    """Build in the folder itself, from nothing; with `keep`, what is there is set aside, else removed.
+def _start_anew(store: Store, new: Attempt, there: Attempt | None, logger: logging.Logger, *, keep: bool) -> Work:
+    """Build from nothing; with `keep`, what is there is set aside.
 
     Raises:
         DamageError: a checkpoint's files are there, and nothing says what they were made from.
     """
-    main = store.folder(new.target)
-    if keep and there is None and has_work(main) and not (new.target.is_dev or new.target.kind in KINDS_MADE_ANEW):
-        raise _of_unknown_origin(new.target)
-    store.delete(new.target, ATTEMPT)
-    store.delete(new.target, RECORD)
-    remove(main / REBUILD)
-    if not keep:
-        discard(main)
-    elif aside := set_aside(store, new.target, main, work_names(main)):
-        logger.warning("%s: older work was moved to %s", new.target, aside)
-    return _write(store, new, ".", None)
+    target = new.target
+    made_anew = target.is_dev or target.kind in KINDS_MADE_ANEW
+    if keep and there is None and not made_anew and store.has_work(target, None):
+        raise _of_unknown_origin(target)
+    return store.start_anew(new, logger, keep=keep)
 
 
 def _repair(
     store: Store, look: Look, status: Status, there: Attempt | None, new: Attempt, logger: logging.Logger
-) -> Attempt:
-    """Make a damaged artifact unfinished again, without its damaged files: the builder makes what is missing.
+) -> Work:
+    """Go on without the damaged files: the builder makes what is missing.
 
-    A checkpoint's files stay where they are: its builder knows by itself which steps are whole.
+    A checkpoint's files stay as they are: its builder knows by itself which steps are whole.
     """
     target, record = new.target, status.record
     made = record or there
@@ -94,22 +73,20 @@ def _repair(
         if target.is_dev or (made is None and target.kind in KINDS_MADE_ANEW):
             return _start_anew(store, new, there, logger, keep=True)
         raise _beyond_repair(look, status, made)
-    folder = there.folder if there and record is None else "."
-    written = _write(store, dataclasses.replace(new, repairs=record.to_dict() if record else None), folder, there)
-    main = store.folder(target)
-    if target.kind in KINDS_MADE_ANEW:
-        set_aside(store, target, main, _still_bad(main, record, {problem.path for problem in status.problems}))
-    if folder == ".":
-        store.delete(target, RECORD)
-    return written
+    repairing = dataclasses.replace(new, repairs=record.to_dict() if record else None)
+    suspects = {problem.path for problem in status.problems} if target.kind in KINDS_MADE_ANEW else set()
+    return store.repair(_continued(repairing, there), there, record, _still_bad(store, record, suspects))
 
 
-def _still_bad(main: Path, record: Record | None, suspects: set[str]) -> list[str]:
-    """The files that are there and are not as recorded. One that was restored since it was found bad is kept."""
-    entries = [entry for entry in record.files if entry["path"] in suspects] if record else []
-    bad = {problem.path for problem in check_sizes(main, entries)}
-    bad |= {problem.path for problem in check_bytes(main, [entry for entry in entries if entry["path"] not in bad])}
-    return sorted(path for path in bad if os.path.lexists(main / path))
+def _still_bad(store: Store, record: Record | None, suspects: set[str]) -> list[str]:
+    """The suspects that are not as recorded. A file that was restored since it was found bad is kept."""
+    if record is None:
+        return []
+    entries = [entry for entry in record.files if entry["path"] in suspects]
+    files = store.files(record)
+    bad = {problem.path for problem in check_sizes(files, entries)}
+    bad |= {problem.path for problem in check_bytes(files, [entry for entry in entries if entry["path"] not in bad])}
+    return sorted(bad)
 
 
 def _beyond_repair(look: Look, status: Status, made: Record | Attempt | None) -> Exception:
@@ -131,9 +108,8 @@ def _of_unknown_origin(target: Target) -> DamageError:
     )
 
 
-def _write(store: Store, new: Attempt, folder: str, resumed: Attempt | None) -> Attempt:
-    earlier = (*resumed.earlier, resumed.brief()) if resumed else ()
-    repairs = new.repairs or (resumed.repairs if resumed else None)
-    written = dataclasses.replace(new, folder=folder, earlier=earlier, repairs=repairs)
-    write_attempt(store, written)
-    return written
+def _continued(new: Attempt, there: Attempt | None) -> Attempt:
+    """`new`, as the one that goes on with the work of `there`."""
+    if there is None:
+        return new
+    return dataclasses.replace(new, earlier=(*there.earlier, there.brief()), repairs=new.repairs or there.repairs)

@@ -30,6 +30,15 @@ Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 Identifier = Annotated[str, StringConstraints(pattern=r"^[0-9A-Za-z][0-9A-Za-z_.\-]*$", max_length=200)]
 
 
+BuildFolder = Annotated[str, StringConstraints(pattern=r"^(?:\.|builds/[0-9A-Za-z][0-9A-Za-z_.\-]*)$", max_length=210)]
+WorkFolder = BuildFolder | Literal[".rebuild"]
+_PLACE = r"^(?:/|[a-z][a-z0-9+.\-]*://)[^\x00-\x1f\x7f-\x9f]+$"
+Place = Annotated[str, StringConstraints(pattern=_PLACE, max_length=4096)]
+    str, StringConstraints(pattern=r"^(?:/|[a-z][a-z0-9+.\-]*://)[^\x00-\x1f\x7f-\x9f]+$", max_length=4096)
+]
+"""An absolute folder, or a URL."""
+
+
 class File(TypedDict):
     path: FileName
     bytes: Count
@@ -99,6 +108,7 @@ class Brief(TypedDict):
 
 class Provenance(TypedDict, total=False):
     attempt: str | None
+    token: Count
     forced: str | None
     run: str | None
     finished: str
@@ -121,6 +131,8 @@ class RecordBody(TypedDict):
     measured: NotRequired[Dependencies]
     metrics: NotRequired[dict[str, bool | int | float | str | None]]
     provenance: NotRequired[Provenance]
+    folder: NotRequired[BuildFolder]
+    external: NotRequired[Place | None]
     accepted: NotRequired[list[Accepted]]
     replaced: NotRequired[list[Build]]
     damage: NotRequired[list[Damage]]
@@ -141,7 +153,7 @@ class AttemptBody(TypedDict):
     fingerprint: Hash
     recipe: dict[str, Any]
     dependencies: Dependencies
-    folder: Literal[".", ".rebuild"]
+    folder: WorkFolder
     token: Count
     started: str
     host: str
@@ -173,6 +185,7 @@ class LeaseBody(TypedDict):
     beat: Count
     wall_seconds: Seconds
     boot_seconds: Seconds
+    sealed: NotRequired[Identifier | None]
 
 
 def is_file_name(name: str) -> bool:

@@ -18,14 +18,14 @@ from marin_build.artifact import provenance
 from marin_build.artifact.attempt import Attempt, now
 from marin_build.artifact.attempt_log import AttemptLog
 from marin_build.artifact.cause import causes, drift_error
-from marin_build.artifact.context import BuildContext, BuildResult, Dependency
-from marin_build.artifact.digest import file_entries, root_digest
+from marin_build.artifact.context import BuildContext, BuildResult
+from marin_build.artifact.digest import list_files, root_digest
 from marin_build.artifact.examine import Look
 from marin_build.artifact.lease import Lease
-from marin_build.artifact.record import STAGED, Record, read_record, write_record
-from marin_build.artifact.store import LOGS, REBUILD, RECORD, Store, sync_folder
+from marin_build.artifact.record import Record, read_record
+from marin_build.artifact.store import LOGS, OWN_NAMES, TEMPORARY, Store
 from marin_build.artifact.verify import check_sizes
-from marin_build.artifact.workspace import put_in_place, remove_temporary, work_names, workspace_files
+from marin_build.artifact.work import Work
 from marin_build.errors import DamageError, DriftError, MarinError, NumericalError, RecipeError
 from marin_build.recipe.dependencies import identity_dependencies, validation_sets
 from marin_build.recipe.target import Target
@@ -62,6 +62,7 @@ def commit(
     context: BuildContext,
     begun: Start,
     result: BuildResult,
+    work: Work,
     log: AttemptLog,
 ) -> Record:
     """Turn what the builder made into a finished artifact.
@@ -78,16 +79,10 @@ def commit(
     check_inputs_unchanged(store, context)
     log.logger.info("writing the record of %s", context.target)
     log.close()
-    files = _list_durably(store, context, result, log)
-    record = _record(context, begun, result, files)
-    in_rebuild = begun.attempt.folder == REBUILD
+    files = _collect(work, result, log)
+    record = _record(context, begun, result, work, files)
     log.sealed = True
-    with lease.committing():
-        write_record(store, record, STAGED if in_rebuild else RECORD)
-    _housekeeping(result, log)
-    if in_rebuild:
-        with lease.committing():
-            put_in_place(store, context.target)
+    work.commit(lease, record, lambda: _housekeeping(result, log))
     return record
 
 
@@ -112,7 +107,7 @@ def check_inputs_unchanged(store: Store, context: BuildContext) -> None:
         record = read_record(store, dependency.target)
         if record is None:
             raise DamageError(f"{context.target}: its dependency {text} was removed during the build")
-        if problems := check_sizes(dependency.folder, record.content):
+        if problems := check_sizes(store.files(record), record.content):
             raise DamageError(f"{context.target}: its dependency {text} was damaged during the build: {problems[0]}")
         if record.digest != dependency.record["digest"]:
             kind = DriftError if text in identity else MarinError
@@ -122,27 +117,38 @@ def check_inputs_unchanged(store: Store, context: BuildContext) -> None:
             )
 
 
-def _list_durably(store: Store, context: BuildContext, result: BuildResult, log: AttemptLog) -> list[dict[str, Any]]:
-    """Entries of all files of the artifact and of this attempt's log; on return bytes and names are on disk.
+def _collect(work: Work, result: BuildResult, log: AttemptLog) -> list[dict[str, Any]]:
+    """Entries of all files of the artifact and of this attempt's log; on return bytes and names are durable.
 
     Logs of earlier attempts are not listed: a builder that was paused and replaced may still wake and write to its own.
     """
-    folder, main = context.folder, store.folder(context.target)
-    remove_temporary(folder)
-    names = [name for name in workspace_files(folder) if not _is_in(name, result.unlisted)]
-    entries = file_entries(folder, names, sync=True)
-    for name in work_names(folder):
-        _sync_folders(folder / name)
-    sync_folder(folder)
-    entries += file_entries(main, [f"{LOGS}/{log.path.name}"], sync=True)
-    _sync_folders(main / LOGS)
+    _remove_temporary(work.folder)
+    names = [name for name in _made(work) if not _is_in(name, result.unlisted)]
+    entries = work.collect(names, log.path.name)
     outside = [*result.outside_digest, f"{LOGS}/"]
     return [{**entry, "outside_digest": True} if _is_in(entry["path"], outside) else entry for entry in entries]
 
 
-def _sync_folders(top: Path) -> None:
-    for base, _, _ in os.walk(top):
-        sync_folder(Path(base))
+def _remove_temporary(folder: Path) -> None:
+    """Remove what killed writers left below a folder in which nobody writes any more."""
+    for base, _, names in os.walk(folder):
+        for name in names:
+            if name.endswith(TEMPORARY):
+                os.unlink(os.path.join(base, name))
+
+
+def _made(work: Work) -> list[str]:
+    """What a builder made in its folder.
+
+    Raises:
+        MarinError: it made nothing, a link, or something under a name that belongs to the protocol.
+    """
+    if work.logs.parent != work.folder and (work.folder / LOGS).exists():
+        raise MarinError(f"{work.folder / LOGS}: the name is reserved for the logs of attempts")
+    names = list_files(work.folder, skip=OWN_NAMES | {LOGS})
+    if not names:
+        raise MarinError(f"{work.folder}: the builder made no file")
+    return names
 
 
 def _is_in(name: str, patterns: Iterable[str]) -> bool:
@@ -150,7 +156,9 @@ def _is_in(name: str, patterns: Iterable[str]) -> bool:
     return any(name.startswith(pattern) if pattern.endswith("/") else name == pattern for pattern in patterns)
 
 
-def _record(context: BuildContext, begun: Start, result: BuildResult, files: list[dict[str, Any]]) -> Record:
+def _record(
+    context: BuildContext, begun: Start, result: BuildResult, work: Work, files: list[dict[str, Any]]
+) -> Record:
     target, attempt = context.target, begun.attempt
     content = [entry for entry in files if not entry.get("outside_digest")]
     if not content:
@@ -163,17 +171,18 @@ def _record(context: BuildContext, begun: Start, result: BuildResult, files: lis
         digest=result.digest or root_digest(content),
         recipe=attempt.recipe,
         dependencies=attempt.dependencies,
-        measured=tuple(entry_of(context.dependencies[text]) for text in validation_sets(context.recipe)),
+        measured=tuple(entry_of(context.dependencies[text].record) for text in validation_sets(context.recipe)),
         files=tuple(files),
+        folder=work.place,
         metrics={name: _metric(target, name, value) for name, value in result.metrics.items()},
         provenance=_provenance(begun, result),
         replaced=_replaced(begun),
     )
 
 
-def entry_of(dependency: Dependency) -> dict[str, Any]:
-    """What a record says of a dependency."""
-    return {key: dependency.record[key] for key in ("name", "version", "fingerprint", "digest")}
+def entry_of(dependency: Mapping[str, Any]) -> dict[str, Any]:
+    """What a record says of a dependency, given its record."""
+    return {key: dependency[key] for key in ("name", "version", "fingerprint", "digest")}
 
 
 def _metric(target: Target, name: str, value: Any) -> Any:
@@ -192,6 +201,7 @@ def _provenance(begun: Start, result: BuildResult) -> dict[str, Any]:
         "packages": provenance.package_versions(),
         "code": provenance.code(begun.code),
         "attempt": attempt.id,
+        "token": attempt.token,
         "run": attempt.run,
         "forced": attempt.forced,
         "started": attempts[0]["started"],

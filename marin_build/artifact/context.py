@@ -32,6 +32,8 @@ class BuildContext:
     fingerprint: str
     folder: Path
     """Where to write. What an earlier attempt of the same fingerprint left here is to be resumed."""
+    logs: Path
+    """Where to write what helps to explain a failure, beside the log of the attempt."""
     dependencies: Mapping[str, Dependency]
     """By target as written in the recipe; validation sets included."""
     settings: Settings
@@ -41,6 +43,9 @@ class BuildContext:
     """True after the first SIGTERM or Ctrl-C, or once the lease is lost: save and raise Stopped soon."""
     check_lease: Callable[[], None]
     """Raises LeasedError when another builder has taken over: call before committing anything."""
+    keep: Callable[..., None] = lambda names, dropped=(): None
+    """`keep(names, dropped=())`: make finished files or folders last, by relative path, so that another machine could
+    go on from them, and let others go. On a disk nothing is to do. See `work.Work.keep`."""
     must_resume: bool = False
     """True when it was finished once and is being repaired: a checkpoint then never starts from nothing."""
 

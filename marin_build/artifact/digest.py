@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from io import RawIOBase
 from pathlib import Path
 from typing import Any
 
@@ -41,16 +42,21 @@ def hash_file(path: str | Path, *, sync: bool = False) -> tuple[int, str]:
     Raises:
         MarinError: it cannot be read, naming file and offset.
     """
+    return hash_stream(lambda: open(path, "rb", buffering=0), str(path), sync=sync)
+
+
+def hash_stream(open_file: Callable[[], RawIOBase], shown: str, *, sync: bool = False) -> tuple[int, str]:
+    """As `hash_file`, of the file that `open_file` opens."""
     digest, count, buffer = xxhash.xxh3_128(), 0, memoryview(bytearray(CHUNK_BYTES))
     try:
-        with open(path, "rb", buffering=0) as file:
+        with open_file() as file:
             while read := file.readinto(buffer):
                 digest.update(buffer[:read])
                 count += read
             if sync:
                 os.fsync(file.fileno())
     except OSError as error:
-        raise MarinError(f"{path}: cannot be read at byte {count:,}: {error.strerror}") from error
+        raise MarinError(f"{shown}: cannot be read at byte {count:,}: {error.strerror or error}") from error
     return count, digest.hexdigest()
 
 

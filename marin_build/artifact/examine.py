@@ -16,9 +16,8 @@ from marin_build.artifact.cause import Cause, causes, drift_error, drifted_targe
 from marin_build.artifact.lease import holder
 from marin_build.artifact.owner import Owner
 from marin_build.artifact.record import Record, entry_target, read_record
-from marin_build.artifact.store import REBUILD, Store
+from marin_build.artifact.store import Store
 from marin_build.artifact.verify import Problem, check_sizes
-from marin_build.artifact.workspace import has_work, staged_record
 from marin_build.errors import DamageError, DriftError
 from marin_build.recipe.drift import Change
 from marin_build.recipe.target import Target
@@ -160,21 +159,14 @@ class Look:
         same = attempt.fingerprint == self.book.fingerprint(attempt.target)
         return same and not self.changed_inputs(attempt)
 
-    def interrupted_rebuild(self, record: Record, attempt: Attempt | None) -> bool:
+    def _is_interrupted_rebuild(self, record: Record, attempt: Attempt) -> bool:
         """True when a rebuild was begun beside the finished artifact, can go on, and has not taken its place."""
-        return (
-            attempt is not None
-            and attempt.folder == REBUILD
-            and attempt.id != record.provenance.get("attempt")
-            and (self.store.folder(record.target) / REBUILD).is_dir()
-            and self.can_resume(attempt)
-        )
+        return self.store.has_rebuild(record, attempt) and self.can_resume(attempt)
 
     def _unfinished(self, target: Target, attempt: Attempt | None) -> Status:
-        folder = self.store.folder(target)
-        if (folder / REBUILD).is_dir() and staged_record(self.store, target):
-            return Status(target, State.partial, None, ("its finished rebuild is being put in place",))
-        if not has_work(folder / (attempt.folder if attempt else ".")):
+        if self.store.is_decided(target):
+            return Status(target, State.partial, None, ("its finished build is being put in place",))
+        if not self.store.has_work(target, attempt):
             return Status(target, State.missing, None, (_failure(attempt) or "not built yet",))
         if attempt is None:
             return Status(target, State.missing, None, ("files of unknown origin are there; a build sets them aside",))
@@ -189,14 +181,15 @@ class Look:
 
     def _finished(self, target: Target, record: Record, attempt: Attempt | None) -> Status:
         found = causes(self.book, self.record, target, record)
-        interrupted = self.interrupted_rebuild(record, attempt)
+        interrupted = attempt if attempt and self._is_interrupted_rebuild(record, attempt) else None
         if found and not interrupted:
             changes = shown_changes(target, found)
             reasons = ("built from another recipe", *_first(changes))
             return Status(target, State.drifted, record, reasons, changes, causes=found, drifted=self.drifted(target))
         if interrupted:
             reason = "a rebuild of it was interrupted; the old one stays until the new one is finished"
-            helps = f"to finish it: snakemake {target}; to keep the old one: remove its {REBUILD} folder"
+            place = self.store.shown(target, interrupted.folder)
+            helps = f"to finish it: snakemake {target}; to keep the old one: remove {place}"
             return Status(target, State.partial, record, (reason, helps))
         if problems := self.damage(record):
             return Status(target, State.damaged, record, tuple(_first(problems)), problems=problems)
@@ -208,7 +201,7 @@ class Look:
     def damage(self, record: Record) -> tuple[Problem, ...]:
         """What is wrong with the content. Lost logs are reported by `verify`, but are no reason to build anew."""
         content = record.content
-        problems = check_sizes(self.store.folder(record.target), content)
+        problems = check_sizes(self.store.files(record), content)
         paths = {entry["path"] for entry in content} - {problem.path for problem in problems}
         return (*problems, *(Problem(**entry) for entry in record.damage if entry["path"] in paths))
 

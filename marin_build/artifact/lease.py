@@ -21,7 +21,7 @@ from enum import Enum
 
 from marin_build.artifact.bodies import check, lease_body
 from marin_build.artifact.owner import Owner, this_process
-from marin_build.artifact.store import LEASE, Store, sweep
+from marin_build.artifact.store import LEASE, Store
 from marin_build.artifact.strict_json import parse_object
 from marin_build.errors import LeasedError, MarinError, Stopped
 from marin_build.recipe.target import Target
@@ -54,9 +54,14 @@ class LeaseFile:
     """Time of the last heartbeat by the owner's clock; it says whether to watch, never that the owner is dead."""
     boot_seconds: float
     """Time of the last heartbeat since the owner's machine started."""
+    sealed: str | None = None
+    """Id of the attempt that the owner has decided to commit: whoever takes over finishes that first."""
 
     def to_bytes(self) -> bytes:
-        return json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True).encode() + b"\n"
+        body = dataclasses.asdict(self)
+        if self.sealed is None:
+            del body["sealed"]
+        return json.dumps(body, indent=1, sort_keys=True).encode() + b"\n"
 
     def sign(self) -> Sign:
         if self.owner.is_on_this_machine():
@@ -108,6 +113,7 @@ class Lease:
     lost: threading.Event = field(default_factory=threading.Event)
     _ended: threading.Event = field(default_factory=threading.Event)
     _beaten: float = field(default_factory=time.monotonic)
+    _changing: threading.Lock = field(default_factory=threading.Lock)
 
     def check(self) -> None:
         """Look whether the lease is still ours.
@@ -117,16 +123,19 @@ class Lease:
         """
         found = parse_lease(self.store.read(self.target, LEASE))
         if self.lost.is_set() or found is None or found.nonce != self.file.nonce:
-            self.lost.set()
-            taker = f"taken over by {found.owner}" if found and found.nonce != self.file.nonce else "removed"
-            raise LeasedError(
-                f"{self.target}: this builder was silent for too long and lost its lease, which was {taker}\n"
-                "  nothing of it was committed"
-            )
+            raise self._loss(found)
+
+    def _loss(self, found: LeaseFile | None) -> LeasedError:
+        self.lost.set()
+        taker = f"taken over by {found.owner}" if found and found.nonce != self.file.nonce else "removed"
+        return LeasedError(
+            f"{self.target}: this builder was silent for too long and lost its lease, which was {taker}\n"
+            "  nothing of it was committed"
+        )
 
     @contextmanager
     def committing(self) -> Iterator[None]:
-        """Hold the lock with the lease known to be ours: nobody can take over inside.
+        """The lease is known to be ours; where the store has a lock, it is held and nobody can take over inside.
 
         Raises:
             LeasedError: another builder has taken over.
@@ -147,10 +156,22 @@ class Lease:
     def release(self) -> None:
         """Stop the heartbeat and drop the lease, if it is still ours."""
         self._ended.set()
-        with self.store.lock(self.target):
-            found = parse_lease(self.store.read(self.target, LEASE))
-            if found and found.nonce == self.file.nonce:
-                self.store.delete(self.target, LEASE)
+        with self.store.lock(self.target), self._changing:
+            self.store.exchange(self.target, LEASE, self.file.to_bytes(), None)
+
+    def seal(self, attempt: str) -> None:
+        """Decide that `attempt` is to be committed, by whoever holds or takes this lease.
+
+        Raises:
+            LeasedError: another builder has taken over.
+        """
+        with self.store.lock(self.target), self._changing:
+            self._change(dataclasses.replace(self.file, sealed=attempt))
+
+    def _change(self, new: LeaseFile) -> None:
+        if not self.store.exchange(self.target, LEASE, self.file.to_bytes(), new.to_bytes()):
+            raise self._loss(parse_lease(self.store.read(self.target, LEASE)))
+        self.file, self._beaten = new, time.monotonic()
 
     def start(self) -> None:
         threading.Thread(target=self._beat_until_ended, name=f"lease of {self.target}", daemon=True).start()
@@ -171,13 +192,10 @@ class Lease:
                 complained = True
 
     def _beat(self) -> None:
-        with self.committing():
-            if self._ended.is_set():
-                return
-            beat, wall, boot = self.file.beat + 1, time.time(), time.monotonic()
-            self.file = dataclasses.replace(self.file, beat=beat, wall_seconds=wall, boot_seconds=boot)
-            self.store.replace(self.target, LEASE, self.file.to_bytes())
-            self._beaten = time.monotonic()
+        with self.store.lock(self.target), self._changing:
+            if not self._ended.is_set():
+                beat, wall, boot = self.file.beat + 1, time.time(), time.monotonic()
+                self._change(dataclasses.replace(self.file, beat=beat, wall_seconds=wall, boot_seconds=boot))
 
 
 @dataclass(frozen=True)
@@ -210,7 +228,8 @@ def acquire(store: Store, target: Target, terms: Terms, logger: logging.Logger) 
             sign = found.sign() if found else Sign.unknown
             seconds = found.lease_seconds if found else seconds
             if data is None or sign is Sign.dead or watch.silent_seconds(data) > seconds:
-                return _take(store, target, terms, found, logger)
+                store.settle(target, found.sealed if found else None)
+                return _take(store, target, terms, data, logger)
             busy = str(found.owner) if found else "an unreadable lease"
             if sign is Sign.alive and not terms.wait:
                 raise LeasedError(f"{target} is being built by {busy}\n  to wait for it: --config wait=true")
@@ -231,15 +250,14 @@ def _tolerated(error: type[Exception], tolerate: bool) -> Iterator[None]:
             raise
 
 
-def _take(store: Store, target: Target, terms: Terms, found: LeaseFile | None, logger: logging.Logger) -> Lease:
+def _take(store: Store, target: Target, terms: Terms, data: bytes | None, logger: logging.Logger) -> Lease:
+    found = parse_lease(data)
     if found:
         logger.info("%s: replacing the lease of %s, which is gone or silent", target, found.owner)
-    store.delete(target, LEASE)
-    sweep(store.folder(target))
     token = max(terms.token_above, found.token if found else 0) + 1
     owner, nonce = this_process(terms.run), secrets.token_hex(8)
     mine = LeaseFile(owner, token, nonce, terms.lease_seconds, 0, time.time(), time.monotonic())
-    if not store.create(target, LEASE, mine.to_bytes()):
+    if not store.exchange(target, LEASE, data, mine.to_bytes()):
         raise LeasedError(f"{target} was taken by another builder just now")
     lease = Lease(store, target, mine, logger)
     lease.start()

@@ -12,7 +12,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +29,7 @@ from marin_build.artifact.lease import Lease, Sign, Terms, acquire, parse_lease
 from marin_build.artifact.record import Record, parse_record, read_record, write_record
 from marin_build.artifact.stop import StopSignals
 from marin_build.artifact.store import FULL, LEASE, Store, disk_error
-from marin_build.artifact.workspace import is_half_moved, put_in_place, staged_record
+from marin_build.artifact.work import Work
 from marin_build.errors import DamageError, MarinError, RequestError
 from marin_build.recipe.dependencies import identity_dependencies, needs, unresolved
 from marin_build.recipe.target import Target, parse_target
@@ -71,7 +71,7 @@ class _Plan:
 
     status: Status
     look: Look
-    dependencies: Mapping[str, Dependency]
+    dependencies: Mapping[str, Record]
     is_forced: bool
 
 
@@ -101,7 +101,7 @@ def build(
     """
     request = _Request(target, book, store, settings, builder, forced_run, run, tuple(command))
     logger = terminal_logger()
-    ready = None if staged_record(store, target) else _plan(request)
+    ready = None if store.is_decided(target) else _plan(request)
     if isinstance(ready, Outcome):
         _tidy_after_the_dead(request, logger)
     outcome = ready if isinstance(ready, Outcome) else _build_leased(request, logger)
@@ -121,14 +121,12 @@ def _build_leased(request: _Request, logger: logging.Logger) -> Outcome:
 
 @contextmanager
 def _leased(request: _Request, logger: logging.Logger, signals: StopSignals, *, wait: bool) -> Iterator[Lease]:
-    """Hold the lease of the target, with what a killed builder left half-way finished."""
+    """Hold the lease of the target."""
     attempt = read_attempt(request.store, request.target)
     token = attempt.token if attempt else 0
     terms = Terms(request.settings.lease_seconds, wait, request.run, token, signals.requested)
     lease = acquire(request.store, request.target, terms, logger)
     try:
-        with lease.committing():
-            put_in_place(request.store, request.target)
         yield lease
     finally:
         _release(lease, logger)
@@ -137,7 +135,7 @@ def _leased(request: _Request, logger: logging.Logger, signals: StopSignals, *, 
 def _tidy_after_the_dead(request: _Request, logger: logging.Logger) -> None:
     """Remove what a builder left that was killed between its record and its last step; it would do no harm."""
     lease = parse_lease(request.store.read(request.target, LEASE))
-    if (lease and lease.sign() is Sign.dead) or is_half_moved(request.store, request.target):
+    if (lease and lease.sign() is Sign.dead) or request.store.is_untidy(request.target):
         # Somebody else may be at it, or the prefix cannot be written to: both are well.
         with suppress(MarinError), _leased(request, logger, StopSignals(), wait=False):
             pass
@@ -182,13 +180,13 @@ def _refuse_unpinned(request: _Request) -> None:
         )
 
 
-def _dependencies(request: _Request, look: Look) -> dict[str, Dependency]:
+def _dependencies(request: _Request, look: Look) -> dict[str, Record]:
     """Everything that the recipe names, finished and of its recipe of now, with every file in its place."""
     names = needs(request.book.load(request.target))
     return {text: _dependency(request, look, parse_target(text)) for text in names}
 
 
-def _dependency(request: _Request, look: Look, target: Target) -> Dependency:
+def _dependency(request: _Request, look: Look, target: Target) -> Record:
     record, state = look.record(target), look.judge(target).state
     what, help_line = f"{request.target}: its dependency {target}", f"\n  snakemake {target}"
     if record is None:
@@ -201,7 +199,7 @@ def _dependency(request: _Request, look: Look, target: Target) -> Dependency:
         raise drift_error(request.book, target, found, look.drifted(target), finished=True)
     if problems := look.damage(record):
         raise DamageError(f"{what} is damaged: {problems[0]}{help_line}")
-    return Dependency(target, request.store.folder(target), record.to_dict())
+    return record
 
 
 # ---- the work --------------------------------------------------------------------------------------------------------
@@ -209,28 +207,42 @@ def _dependency(request: _Request, look: Look, target: Target) -> Dependency:
 
 def _carry_out(request: _Request, plan: _Plan, lease: Lease, signals: StopSignals, logger: logging.Logger) -> Outcome:
     store, target, book = request.store, request.target, request.book
-    with _disk_errors_explained(store.folder(target)):
+    with _disk_errors_explained(Path(store.shown(target))):
         new = _new_attempt(request, plan, lease)
-        attempt = begin(store, plan.look, plan.status, new, logger, forced=plan.is_forced)
+        work = begin(store, plan.look, plan.status, new, logger, forced=plan.is_forced)
+        attempt = work.attempt
         begun = start(attempt, plan.status.record, book.folder, request.command)
-    with attempt_log(store.folder(target), attempt.id) as log, _failures_noted(store, attempt, lease, log):
+    with _working(store, work, lease) as log:
         context = BuildContext(
             target=target,
             recipe=book.load(target),
             fingerprint=attempt.fingerprint,
-            folder=store.folder(target) / attempt.folder,
-            dependencies=plan.dependencies,
+            folder=work.folder,
+            logs=work.logs,
+            dependencies=_fetched(store, plan.dependencies),
             settings=request.settings,
             logger=log.logger,
             stop_requested=lambda: signals.requested() or lease.is_lost(),
             check_lease=lease.check,
+            keep=work.keep,
             must_resume=attempt.repairs is not None,
         )
         log.logger.info("building %s in %s", target, context.folder)
         with _disk_errors_explained(context.folder):
             result = request.builder(context)
-            record = commit(store, book, lease, context, begun, result, log)
+            record = commit(store, book, lease, context, begun, result, work, log)
     return Outcome(target, True, record)
+
+
+@contextmanager
+def _working(store: Store, work: Work, lease: Lease) -> Iterator[AttemptLog]:
+    """The log of the work; whatever happens, it is brought to where others can read it."""
+    with closing(work), attempt_log(work.logs, work.attempt.id) as log, _failures_noted(store, work, lease, log):
+        yield log
+
+
+def _fetched(store: Store, records: Mapping[str, Record]) -> dict[str, Dependency]:
+    return {text: Dependency(record.target, store.fetch(record), record.to_dict()) for text, record in records.items()}
 
 
 def _new_attempt(request: _Request, plan: _Plan, lease: Lease) -> Attempt:
@@ -241,7 +253,7 @@ def _new_attempt(request: _Request, plan: _Plan, lease: Lease) -> Attempt:
         version=request.target.version,
         fingerprint=request.book.fingerprint(request.target),
         recipe=request.book.identity(request.target),
-        dependencies=tuple(entry_of(plan.dependencies[text]) for text in used),
+        dependencies=tuple(entry_of(plan.dependencies[text].to_dict()) for text in used),
         folder=".",
         token=lease.file.token,
         started=now(),
@@ -252,7 +264,7 @@ def _new_attempt(request: _Request, plan: _Plan, lease: Lease) -> Attempt:
 
 
 @contextmanager
-def _failures_noted(store: Store, attempt: Attempt, lease: Lease, log: AttemptLog) -> Iterator[None]:
+def _failures_noted(store: Store, work: Work, lease: Lease, log: AttemptLog) -> Iterator[None]:
     """Write every failure to the attempt's log, and one that a retry cannot cure into the attempt.
 
     Raises:
@@ -267,8 +279,8 @@ def _failures_noted(store: Store, attempt: Attempt, lease: Lease, log: AttemptLo
         if isinstance(error, MarinError):
             try:
                 with lease.committing():
-                    note_failure(store, attempt, error)
-                    _put_record_back(store, attempt, error)
+                    note_failure(store, work.attempt, error)
+                    _put_record_back(store, work.attempt, error)
             except MarinError as problem:
                 log.logger.warning("the failure could not be noted: %s", problem)
         raise

@@ -57,6 +57,10 @@ class Record:
     """{fingerprint, digest, recipe, dependencies} of builds of other recipes that this one replaced, newest last."""
     damage: Entries = ()
     """{path, problem}: what `verify --full` found wrong, until it finds all well."""
+    folder: str = "."
+    """Where the files are, in the artifact's folder: on an object store `builds/<attempt>`."""
+    external: str | None = None
+    """Where the files are instead, outside of the prefix: an absolute folder or a URL. Nothing is written there."""
     schema: int = SCHEMA
     written_by: str = __version__
 
@@ -72,6 +76,7 @@ class Record:
     def to_dict(self) -> dict[str, Any]:
         """As in the file, checksum included; containers are the record's own."""
         body = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
+        body = {name: value for name, value in body.items() if name not in _NEUTRAL or value != _NEUTRAL[name]}
         return {**body, "checksum": body_checksum(body)}
 
     def to_bytes(self) -> bytes:
@@ -79,6 +84,8 @@ class Record:
 
 
 _NAMES = frozenset(item.name for item in dataclasses.fields(Record))
+_NEUTRAL = {"folder": ".", "external": None}
+"""Left out of the file: most records have no use for these."""
 _NEEDED = frozenset({"schema", "name", "version", "kind", "fingerprint", "digest", "recipe", "dependencies", "files"})
 _LISTS = ("dependencies", "measured", "files", "accepted", "replaced", "damage")
 
@@ -95,12 +102,22 @@ def read_record(store: Store, target: Target, name: str = RECORD) -> Record | No
         RequestError: a newer version of the program wrote it.
     """
     data = store.read(target, name)
-    return None if data is None else parse_record(data, target, str(store.folder(target) / name))
+    return None if data is None else parse_record(data, target, store.shown(target, name))
 
 
 def write_record(store: Store, record: Record, name: str = RECORD) -> None:
     """Write the record, all of it or nothing, durable on return."""
     store.replace(record.target, name, record.to_bytes())
+
+
+def change_record(store: Store, old: Record, new: Record) -> bool:
+    """Write `new` in place of `old`, as one step; False when it is not `old` that is there."""
+    data = store.read(old.target, RECORD)
+    try:
+        same = data is not None and parse_record(data, old.target, RECORD) == old
+    except DamageError:
+        return False
+    return same and store.exchange(old.target, RECORD, data, new.to_bytes())
 
 
 def parse_record(data: bytes, target: Target, place: str) -> Record:

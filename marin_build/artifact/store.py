@@ -1,22 +1,33 @@
-"""The store: folders `{prefix}/{name}/{version}`, and the few small files in them that decide what is true.
+"""The store: artifacts `{prefix}/{name}/{version}`, and the few small files of each that decide what is true.
 
-Everything small goes through this class, so another kind of store needs only these methods. Here is the local disk.
-A small file is replaced atomically and durably: a reader sees the old bytes or the new ones, also after a power cut.
+All that builders and readers share goes through the class `Store`. `open_store` picks the kind: a folder on a local or
+shared disk (`local_store.py`), or an object store. What differs between them is behind it: how small files are compared
+and swapped, where an attempt works, and how its files become an artifact. A small file is replaced atomically and
+durably: a reader sees the old bytes or the new ones.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
-import secrets
-import time
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from marin_build.errors import LeasedError, MarinError, RequestError
+from marin_build.errors import MarinError, RequestError
 from marin_build.recipe.target import Target
+from marin_build.settings import OBJECT_CACHE
+
+if TYPE_CHECKING:
+    import logging
+
+    from marin_build.artifact.attempt import Attempt
+    from marin_build.artifact.files import Files
+    from marin_build.artifact.record import Record
+    from marin_build.artifact.work import Work
 
 RECORD = ".artifact.json"
 ATTEMPT = ".attempt.json"
@@ -25,49 +36,50 @@ LOCK = ".lock"
 REBUILD = ".rebuild"
 ASIDE = ".aside"
 LOGS = "logs"
+BUILDS = "builds"
+"""On an object store: the folder of all builds of an artifact, each in one of its own."""
 TEMPORARY = ".tmp"
 """Ending of files that a writer has not finished; they are never part of an artifact."""
 
 OWN_NAMES = frozenset({RECORD, ATTEMPT, LEASE, LOCK, REBUILD, ASIDE})
 """Top-level names of an artifact's folder that belong to the protocol and not to the artifact."""
 
-LOCK_WAIT_SECONDS = 20.0
-LOCK_POLL_SECONDS = 0.005
-
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG)
 
 
-class Store:
-    """The artifacts below one prefix on a local or shared disk."""
+def open_store(prefix: str | Path, cache: str | Path = OBJECT_CACHE) -> Store:
+    """The store of a prefix: a folder, or the URL of an object store, for example gs://bucket/artifacts.
 
-    def __init__(self, prefix: str | Path) -> None:
-        if "://" in str(prefix):
-            raise RequestError(
-                f"prefix {str(prefix)!r}: object stores are not supported yet; needs a folder on a local or shared disk"
-            )
-        self.prefix = Path(prefix).expanduser().absolute()
+    Raises:
+        RequestError: a URL that no installed package understands, or one with a password in it.
+    """
+    if "://" in str(prefix):
+        raise RequestError(
+            f"prefix {str(prefix)!r}: object stores are not supported yet; needs a folder on a local or shared disk"
+        )
+    from marin_build.artifact.local_store import LocalStore
 
-    def folder(self, target: Target) -> Path:
-        return self.prefix / target.name / target.version
+    return LocalStore(prefix)
 
+
+class Store(ABC):
+    """The artifacts below one prefix."""
+
+    parallel = 1
+    """How many small requests at once pay off."""
+
+    # ---- small files -------------------------------------------------------------------------------------------------
+
+    @abstractmethod
     def read(self, target: Target, name: str) -> bytes | None:
         """The bytes of a small file, or None where there is none.
 
         Raises:
             MarinError: it is there but cannot be read.
         """
-        path = f"{self.prefix}/{target}/{name}"
-        try:
-            with open(path, "rb", buffering=0) as file:
-                return file.readall()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            if error.errno == errno.ENAMETOOLONG:
-                return None
-            raise MarinError(f"{path}: cannot be read: {error.strerror}") from error
 
+    @abstractmethod
     def replace(self, target: Target, name: str, data: bytes) -> None:
         """Write a small file: all of it or nothing, and durable on return.
 
@@ -75,99 +87,116 @@ class Store:
             RequestError: the folder cannot be written to.
             MarinError: the disk is full, or fails.
         """
-        path = self.folder(target) / name
-        with disk_errors(path, len(data)), _temporary(path, data) as temporary:
-            os.replace(temporary, path)
-            sync_folder(path.parent)
 
-    def create(self, target: Target, name: str, data: bytes) -> bool:
-        """Write a small file unless there is one: True for exactly one of any number of callers."""
-        path = self.folder(target) / name
-        with disk_errors(path, len(data)), _temporary(path, data) as temporary:
-            try:
-                os.link(temporary, path)
-            except FileExistsError:
-                return False
-            sync_folder(path.parent)
-            return True
-
-    def delete(self, target: Target, name: str) -> None:
-        """Remove a small file, durably; nothing happens where there is none."""
-        path = self.folder(target) / name
-        with disk_errors(path, 0):
-            try:
-                os.unlink(path)
-            except (FileNotFoundError, NotADirectoryError):
-                return
-            sync_folder(path.parent)
-
-    @contextlib.contextmanager
-    def lock(self, target: Target) -> Iterator[None]:
-        """Hold the target's short-term lock: for reading, deciding and writing small files as one step.
-
-        It is a kernel lock, so it ends with its process. The lease, not the lock, guards the long work.
+    @abstractmethod
+    def exchange(self, target: Target, name: str, expected: bytes | None, data: bytes | None) -> bool:
+        """Write a small file if it is as `expected`, as one step; None stands for no file. False when it is not.
 
         Raises:
-            LeasedError: somebody else kept it for LOCK_WAIT_SECONDS.
+            RequestError, MarinError: see `replace`.
         """
-        path = self.folder(target) / LOCK
-        with disk_errors(path, 0):
-            make_folder(path.parent)
-            descriptor = _locked(path, target)
-        try:
-            yield
-        finally:
-            # Unlinked while it is held: whoever waits for this inode sees that the path moved on, and opens it anew.
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-            os.close(descriptor)
 
+    @abstractmethod
+    def delete(self, target: Target, name: str) -> None:
+        """Remove a small file, durably; nothing happens where there is none."""
 
-def _locked(path: Path, target: Target) -> int:
-    deadline = time.monotonic() + LOCK_WAIT_SECONDS
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_at(descriptor, path):
-                return descriptor
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                os.close(descriptor)
-                raise LeasedError(f"{target} is locked by another process: {path}\n  try again in a moment") from None
-            time.sleep(LOCK_POLL_SECONDS)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)
+    @abstractmethod
+    def lock(self, target: Target) -> AbstractContextManager[None]:
+        """Hold the target's short-term lock, where the store has one: several `exchange` inside are one step.
 
+        Raises:
+            LeasedError: somebody else kept it for too long.
+        """
 
-def _is_at(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except FileNotFoundError:
-        return False
+    def create(self, target: Target, name: str, data: bytes) -> bool:
+        """Write a small file unless there is one: True for exactly one of any number of callers with bytes of their
+        own."""
+        return self.exchange(target, name, None, data)
 
+    @abstractmethod
+    def shown(self, target: Target, name: str = "") -> str:
+        """Where an artifact, or a file of it, lies: for messages."""
 
-@contextlib.contextmanager
-def _temporary(path: Path, data: bytes) -> Iterator[Path]:
-    """A durable file beside `path` with these bytes; gone at the end unless it was renamed."""
-    make_folder(path.parent)
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(descriptor, view) :]
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        yield temporary
-    finally:
-        with contextlib.suppress(OSError):  # renamed, or never made
-            os.unlink(temporary)
+    # ---- finished artifacts ------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def files(self, record: Record) -> Files:
+        """The files that a record names, wherever they lie."""
+
+    @abstractmethod
+    def fetch(self, record: Record) -> Path:
+        """A local folder that holds the files that a record names.
+
+        Raises:
+            DamageError: one is missing, or is not as recorded.
+        """
+
+    @abstractmethod
+    def foreign(self, record: Record) -> list[str]:
+        """Files in the artifact's own folder that the record does not name: relative paths, sorted."""
+
+    # ---- unfinished ones ---------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def has_work(self, target: Target, attempt: Attempt | None) -> bool:
+        """True when there is something that `attempt` made, or, where there is none, of unknown origin."""
+
+    @abstractmethod
+    def has_rebuild(self, record: Record, attempt: Attempt) -> bool:
+        """True when `attempt` works beside the finished artifact of `record`, and has not taken its place."""
+
+    @abstractmethod
+    def is_decided(self, target: Target) -> bool:
+        """True when a finished build waits to be put in place; `settle` does that."""
+
+    @abstractmethod
+    def is_untidy(self, target: Target) -> bool:
+        """True when a builder was killed after its artifact was in place and before it had tidied up."""
+
+    @abstractmethod
+    def settle(self, target: Target, sealed: str | None) -> None:
+        """Put a finished build in place whose builder did not come to it, and remove what killed writers left.
+
+        For whoever is about to take the lease, inside the lock. `sealed` is the attempt that the lease of now says is
+        finished. Every step can be repeated.
+        """
+
+    @abstractmethod
+    def last_lines(self, attempt: Attempt, count: int) -> tuple[str, list[str]]:
+        """Where the log of an attempt lies, for messages, and its last lines."""
+
+    # ---- attempts ----------------------------------------------------------------------------------------------------
+    # Each writes the attempt `new`, completed with its folder. The lease must be held.
+
+    @abstractmethod
+    def resume(self, new: Attempt, there: Attempt) -> Work:
+        """Go on with the work of `there`."""
+
+    @abstractmethod
+    def rebuild(self, new: Attempt) -> Work:
+        """Build from nothing; the finished artifact stays until the new one takes its place."""
+
+    @abstractmethod
+    def start_anew(self, new: Attempt, logger: logging.Logger, *, keep: bool) -> Work:
+        """Build from nothing where nothing is finished; with `keep`, what is there is set aside, else dropped."""
+
+    @abstractmethod
+    def repair(self, new: Attempt, there: Attempt | None, record: Record | None, bad: Iterable[str]) -> Work:
+        """Go on with the files of a damaged artifact, without those that are `bad`."""
+
+    # ---- housekeeping ------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def targets(self) -> list[Target]:
+        """Every target with a record, an attempt or files, sorted by name."""
+
+    @abstractmethod
+    def listing(self, target: Target) -> dict[str, int]:
+        """Bytes of every file below the folder of `target`, by relative path; those of the protocol included."""
+
+    @abstractmethod
+    def remove(self, target: Target, names: Iterable[str]) -> None:
+        """Remove files below the folder of `target`, and the folders that this leaves empty."""
 
 
 def make_folder(path: Path) -> None:

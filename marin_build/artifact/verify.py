@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import stat
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from marin_build.artifact.digest import MAX_THREADS, hash_file
-from marin_build.artifact.record import Record, read_record, write_record
-from marin_build.artifact.store import ASIDE, LOGS, OWN_NAMES, RECORD, TEMPORARY, Store
+from marin_build.artifact.digest import MAX_THREADS, hash_stream
+from marin_build.artifact.files import Files
+from marin_build.artifact.record import Record, change_record, read_record
+from marin_build.artifact.store import RECORD, Store
 from marin_build.errors import DamageError, MarinError
 from marin_build.recipe.target import Target
 
@@ -61,51 +60,45 @@ def verify(store: Store, target: Target, full: bool) -> Report:
     Raises:
         RequestError: a newer version of the program wrote the record.
     """
-    folder = store.folder(target)
     try:
         record = read_record(store, target)
     except DamageError as error:
         return Report(target, full, 0, 0, (Problem(RECORD, str(error)),), ())
     if record is None:
         return Report(target, full, 0, 0, (Problem(RECORD, "missing: the artifact is not finished"),), ())
-    problems = check_sizes(folder, record.files)
+    files = store.files(record)
+    problems = check_sizes(files, record.files)
     if full:
         bad = {problem.path for problem in problems}
-        problems += check_bytes(folder, [entry for entry in record.files if entry["path"] not in bad])
+        problems += check_bytes(files, [entry for entry in record.files if entry["path"] not in bad])
         problems += _mark(store, record, problems)
     else:
         seen = {problem.path for problem in problems}
         problems += [Problem(**entry) for entry in record.damage if entry["path"] not in seen]
     size = sum(entry["bytes"] for entry in record.files)
-    return Report(target, full, len(record.files), size, tuple(problems), tuple(foreign_files(folder, record)))
+    return Report(target, full, len(record.files), size, tuple(problems), tuple(store.foreign(record)))
 
 
-def check_sizes(folder: Path, entries: Iterable[Entry]) -> list[Problem]:
-    """Files that are missing, are no plain files, or have another size; a stat for each.
-
-    Links are followed: who moves shards to another disk and leaves links has lost nothing.
-    """
+def check_sizes(files: Files, entries: Iterable[Entry]) -> list[Problem]:
+    """Files that are missing, are no plain files, or have another size."""
+    expected = {entry["path"]: entry["bytes"] for entry in entries}
     problems = []
-    for entry in entries:
-        try:
-            seen = os.stat(f"{folder}/{entry['path']}")
-        except OSError as error:
-            missing = isinstance(error, FileNotFoundError | NotADirectoryError)
-            problems.append(Problem(entry["path"], "missing" if missing else f"cannot be read: {error.strerror}"))
-            continue
-        if not stat.S_ISREG(seen.st_mode):
-            problems.append(Problem(entry["path"], "is not a plain file"))
-        elif seen.st_size != entry["bytes"]:
-            problems.append(Problem(entry["path"], f"has {seen.st_size:,} bytes instead of {entry['bytes']:,}"))
+    for path, seen in files.sizes(list(expected)).items():
+        if seen is None:
+            problems.append(Problem(path, "missing"))
+        elif isinstance(seen, MarinError):
+            problems.append(Problem(path, str(seen)))
+        elif seen != expected[path]:
+            problems.append(Problem(path, f"has {seen:,} bytes instead of {expected[path]:,}"))
     return problems
 
 
-def check_bytes(folder: Path, entries: list[Entry]) -> list[Problem]:
+def check_bytes(files: Files, entries: Iterable[Entry]) -> list[Problem]:
     """Files whose bytes are not those recorded, or cannot be read."""
 
     def check(entry: Entry) -> Problem | None:
         try:
-            _, digest = hash_file(folder / entry["path"])
+            _, digest = hash_stream(lambda: files.open(entry["path"]), f"{files.shown}/{entry['path']}")
         except MarinError as error:
             return Problem(entry["path"], str(error))
         if digest == entry["xxh3_128"]:
@@ -116,29 +109,14 @@ def check_bytes(folder: Path, entries: list[Entry]) -> list[Problem]:
         return [problem for problem in pool.map(check, entries) if problem]
 
 
-def foreign_files(folder: Path, record: Record) -> list[str]:
-    """Files of the folder that the record does not name: relative paths, sorted."""
-    known = {entry["path"] for entry in record.files}
-    skip = OWN_NAMES - {ASIDE} | {LOGS}
-    found = []
-    for base, folders, names in os.walk(folder):
-        front = os.path.relpath(base, folder) + "/" if base != str(folder) else ""
-        if not front:
-            folders[:] = [name for name in folders if name not in skip]
-        paths = (f"{front}{name}" for name in names if front or (name not in skip and not name.endswith(TEMPORARY)))
-        found += [path for path in paths if path not in known]
-    return sorted(found)
-
-
 def _mark(store: Store, record: Record, problems: list[Problem]) -> list[Problem]:
     """Write what was found into the record; what keeps us from it is one more problem."""
     damage = tuple(dataclasses.asdict(problem) for problem in problems)
     if damage == record.damage:
         return []
     try:
-        with store.lock(record.target):
-            if read_record(store, record.target) == record:  # else it was rebuilt meanwhile, and its mark is not ours
-                write_record(store, dataclasses.replace(record, damage=damage))
+        with store.lock(record.target):  # where it was rebuilt meanwhile, nothing is written: the mark is not its own
+            change_record(store, record, dataclasses.replace(record, damage=damage))
     except MarinError as error:
         return [Problem(RECORD, f"the result could not be noted: {error}")]
     return []

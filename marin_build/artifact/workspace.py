@@ -1,4 +1,4 @@
-"""The folder of an artifact while it changes hands: work set aside, damage cleared, a rebuild put in place.
+"""The folder of an artifact on a disk while it changes hands: work set aside, damage cleared, a rebuild put in place.
 
 Every step can be repeated, and can be interrupted anywhere: what is left says by itself how to go on. The lease must
 be held throughout.
@@ -12,9 +12,9 @@ import os
 import shutil
 from itertools import chain, count
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from marin_build.artifact.attempt import read_attempt, write_attempt
-from marin_build.artifact.digest import list_files
 from marin_build.artifact.record import STAGED, Record, parse_record, read_record
 from marin_build.artifact.store import (
     ASIDE,
@@ -23,13 +23,15 @@ from marin_build.artifact.store import (
     REBUILD,
     RECORD,
     TEMPORARY,
-    Store,
     disk_errors,
     make_folder,
     sync_folder,
 )
-from marin_build.errors import DamageError, MarinError
+from marin_build.errors import DamageError
 from marin_build.recipe.target import Target
+
+if TYPE_CHECKING:
+    from marin_build.artifact.local_store import LocalStore
 
 OLD = "replaced.json"
 """In `.rebuild`: the old record, once it has stepped aside for the new one."""
@@ -37,7 +39,7 @@ OLD = "replaced.json"
 NOT_WORK = OWN_NAMES | {LOGS}
 
 
-def has_work(folder: Path) -> bool:
+def has_files(folder: Path) -> bool:
     """True when a builder left at least one file here."""
     for base, folders, names in os.walk(folder):
         if base == str(folder):
@@ -62,9 +64,9 @@ def discard(folder: Path) -> None:
         remove(folder / name)
 
 
-def set_aside(store: Store, target: Target, folder: Path, names: list[str]) -> Path | None:
+def set_aside(folder: Path, names: list[str]) -> Path | None:
     """Move files or folders out of the way, to `.aside`, where `verify` reports them; nothing there is replaced."""
-    aside = store.folder(target) / ASIDE
+    aside = folder / ASIDE
     for name in names:
         place = _free(aside / name)
         make_folder(place.parent)
@@ -87,12 +89,12 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def staged_record(store: Store, target: Target) -> Record | None:
+def staged_record(store: LocalStore, target: Target) -> Record | None:
     """The record of a finished rebuild that waits to be put in place; an unreadable one does not count."""
     return _readable(store, target, STAGED)
 
 
-def is_half_moved(store: Store, target: Target) -> bool:
+def is_half_moved(store: LocalStore, target: Target) -> bool:
     """True when a rebuild has taken the old one's place, and its attempt still says that it is being made."""
     attempt = read_attempt(store, target)
     if attempt is None or attempt.folder != REBUILD:
@@ -101,7 +103,7 @@ def is_half_moved(store: Store, target: Target) -> bool:
     return record is not None and record.provenance.get("attempt") == attempt.id
 
 
-def put_in_place(store: Store, target: Target) -> None:
+def put_in_place(store: LocalStore, target: Target) -> None:
     """Finish a rebuild: let it take the place of the old artifact, and forget where it was made."""
     _swap(store, target)
     attempt = read_attempt(store, target)
@@ -111,14 +113,14 @@ def put_in_place(store: Store, target: Target) -> None:
         write_attempt(store, dataclasses.replace(attempt, folder="."))
 
 
-def _readable(store: Store, target: Target, name: str) -> Record | None:
+def _readable(store: LocalStore, target: Target, name: str) -> Record | None:
     try:
         return read_record(store, target, name)
     except DamageError:
         return None
 
 
-def _swap(store: Store, target: Target) -> None:
+def _swap(store: LocalStore, target: Target) -> None:
     """Let the finished rebuild take the place of the old artifact; goes on where an earlier call was interrupted.
 
     Until the old record steps aside, readers see the old artifact whole; from then on nothing; and once the new record
@@ -168,25 +170,3 @@ def _recorded_paths(record: Path, target: Target) -> list[str]:
         return [entry["path"] for entry in parse_record(record.read_bytes(), target, str(record)).files]
     except (FileNotFoundError, DamageError):  # none, or damaged: its files stay as foreign ones
         return []
-
-
-def remove_temporary(folder: Path) -> None:
-    """Remove what killed writers left below a folder in which nobody writes any more."""
-    for base, _, names in os.walk(folder):
-        for name in names:
-            if name.endswith(TEMPORARY):
-                os.unlink(os.path.join(base, name))
-
-
-def workspace_files(folder: Path) -> list[str]:
-    """What a builder made in its folder.
-
-    Raises:
-        MarinError: it made nothing, a link, or something under a name that belongs to the protocol.
-    """
-    if folder.name == REBUILD and (folder / LOGS).exists():
-        raise MarinError(f"{folder / LOGS}: the name is reserved for the logs of attempts")
-    names = list_files(folder, skip=NOT_WORK)
-    if not names:
-        raise MarinError(f"{folder}: the builder made no file")
-    return names

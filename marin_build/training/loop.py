@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
 import jax
@@ -20,7 +19,6 @@ import optax
 from flax import nnx
 
 from marin_build.artifact.context import BuildContext, BuildResult
-from marin_build.artifact.store import LOGS, REBUILD
 from marin_build.errors import Stopped
 from marin_build.model.counting import flops_per_token, parameter_count
 from marin_build.model.sharding import batch_sharding
@@ -91,7 +89,7 @@ def train(run: Run) -> BuildResult:
             _raise_if_stopped(run, history.first)
 
             # ---- Train -----------------------------------------------------------------------------------------------
-            watch = Watch(run.inputs.loader.batch, _logs_folder(context))
+            watch = Watch(run.inputs.loader.batch, context.logs)
             saved_at = time.monotonic()
             with _open_feed(run) as feed:
                 for step in range(history.first + 1, recipe.steps + 1):
@@ -258,11 +256,6 @@ def _raise_stopped(run: Run, step: int) -> NoReturn:
     raise Stopped(
         f"{target} was stopped at step {step} of {steps}, which is saved\n  the same command goes on from there"
     )
-
-
-def _logs_folder(context: BuildContext) -> Path:
-    """A rebuild is made in a folder of its own; its logs are beside those of the artifact that it replaces."""
-    return (context.folder.parent if context.folder.name == REBUILD else context.folder) / LOGS
 
 
 # ---- the end ---------------------------------------------------------------------------------------------------------

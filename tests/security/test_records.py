@@ -19,8 +19,9 @@ from marin_build.artifact.attempt import read_attempt
 from marin_build.artifact.context import BuildContext, BuildResult
 from marin_build.artifact.examine import State
 from marin_build.artifact.lease import parse_lease
+from marin_build.artifact.local_store import LocalStore
 from marin_build.artifact.record import parse_record
-from marin_build.artifact.store import ATTEMPT, RECORD, Store
+from marin_build.artifact.store import ATTEMPT, RECORD
 from marin_build.data.sources import find
 from marin_build.errors import DamageError, MarinError, RequestError
 from marin_build.recipe.target import parse_target
@@ -194,7 +195,7 @@ def test_looks_builds_and_verifications_meet_a_forged_record_without_a_traceback
     ],
 )
 def test_a_forged_attempt_is_no_attempt(tmp_path: Path, field: str, value: Any):
-    store = Store(tmp_path)
+    store = LocalStore(tmp_path)
     store.replace(TARGET, ATTEMPT, signed(ATTEMPT_BODY))
     assert read_attempt(store, TARGET)
     store.replace(TARGET, ATTEMPT, signed({**ATTEMPT_BODY, field: value}))
@@ -269,7 +270,7 @@ def test_any_bytes_are_a_record_or_damage_and_never_a_lease_by_accident(data: by
 @tries(max_examples=100)
 @given(st.sampled_from(sorted(ATTEMPT_BODY)), VALUES)
 def test_any_value_of_any_field_of_an_attempt_is_read_or_none(tmp_path_factory: Any, field: str, value: Any):
-    store = Store(tmp_path_factory.getbasetemp() / "attempts")
+    store = LocalStore(tmp_path_factory.getbasetemp() / "attempts")
     path = store.folder(TARGET) / ATTEMPT
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(signed({**ATTEMPT_BODY, field: value}))

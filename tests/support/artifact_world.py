@@ -20,9 +20,9 @@ from typing import Any
 
 from marin_build.artifact.context import BuildContext, BuildResult
 from marin_build.artifact.examine import Status, examine
+from marin_build.artifact.local_store import LocalStore
 from marin_build.artifact.publish import Builder, Outcome, build
 from marin_build.artifact.record import Record, read_record
-from marin_build.artifact.store import Store
 from marin_build.artifact.verify import Report, verify
 from marin_build.errors import MarinError, Stopped
 from marin_build.recipe.load import RecipeBook
@@ -155,8 +155,8 @@ class World:
         return world
 
     @property
-    def store(self) -> Store:
-        return Store(self.folder / "artifacts")
+    def store(self) -> LocalStore:
+        return LocalStore(self.folder / "artifacts")
 
     @property
     def book(self) -> RecipeBook:
@@ -222,7 +222,7 @@ class World:
 
 # ---- crashes ---------------------------------------------------------------------------------------------------------
 
-WATCHED = ("open", "write", "fsync", "replace", "rename", "link", "unlink", "mkdir", "rmdir")
+WATCHED = ("open", "write", "fsync", "replace", "rename", "unlink", "mkdir", "rmdir")
 
 
 @contextmanager

@@ -37,6 +37,7 @@ class Workbench:
             recipe=recipe,
             fingerprint="0" * 32,
             folder=place,
+            logs=place / "logs",
             dependencies={str(dependency.target): dependency for dependency in dependencies},
             settings=Settings(**{"processes": 1, **settings}),
             logger=logging.getLogger("workbench"),

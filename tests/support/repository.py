@@ -18,8 +18,8 @@ import pytest
 
 from marin_build.artifact import mirror
 from marin_build.artifact.digest import file_entry, root_digest
+from marin_build.artifact.local_store import LocalStore
 from marin_build.artifact.record import Record, read_record, write_record
-from marin_build.artifact.store import Store
 from marin_build.recipe.dependencies import identity_dependencies
 from marin_build.recipe.load import RecipeBook
 from marin_build.recipe.target import parse_target
@@ -118,7 +118,7 @@ class Repository:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.store = Store(folder / "artifacts")
+        self.store = LocalStore(folder / "artifacts")
 
     # ---- recipes -----------------------------------------------------------------------------------------------------
 

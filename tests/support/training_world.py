@@ -124,6 +124,7 @@ class TrainingWorld:
             recipe=self.recipe,
             fingerprint="f" * 32,
             folder=folder,
+            logs=folder / "logs",
             dependencies={TOKENIZER: self.tokenizer(), **{name: self.token_set(name) for name in sets}},
             settings=Settings(**self.settings),
             logger=logging.getLogger("tiny"),

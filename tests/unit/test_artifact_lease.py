@@ -15,8 +15,9 @@ import pytest
 from marin_build.artifact import lease as lease_module
 from marin_build.artifact import owner as owner_module
 from marin_build.artifact.lease import Lease, LeaseFile, Sign, Terms, acquire, holder, parse_lease
+from marin_build.artifact.local_store import LocalStore
 from marin_build.artifact.owner import Owner, process_start, this_process
-from marin_build.artifact.store import LEASE, Store
+from marin_build.artifact.store import LEASE
 from marin_build.errors import LeasedError, Stopped
 from marin_build.recipe.target import Target
 
@@ -25,8 +26,8 @@ LOG = logging.getLogger("test")
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path)
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path)
 
 
 @pytest.fixture
@@ -49,12 +50,12 @@ def lease_file(owner: Owner, *, age_seconds: float = 0, lease_seconds: float = 3
     return LeaseFile(owner, token, "a nonce", lease_seconds, 0, wall, boot)
 
 
-def put(store: Store, lease: LeaseFile) -> None:
+def put(store: LocalStore, lease: LeaseFile) -> None:
     store.replace(TARGET, LEASE, lease.to_bytes())
 
 
 def take(
-    store: Store, lease_seconds: float = 30, wait: bool = False, stop: Callable[[], bool] = lambda: False
+    store: LocalStore, lease_seconds: float = 30, wait: bool = False, stop: Callable[[], bool] = lambda: False
 ) -> Lease:
     return acquire(store, TARGET, Terms(lease_seconds, wait=wait, stop_requested=stop), LOG)
 
@@ -63,7 +64,7 @@ def other_host(lease: LeaseFile) -> LeaseFile:
     return dataclasses.replace(lease, owner=dataclasses.replace(lease.owner, host="elsewhere", boot_id="other"))
 
 
-def test_a_free_target_is_leased_and_leaves_nothing_behind(store: Store):
+def test_a_free_target_is_leased_and_leaves_nothing_behind(store: LocalStore):
     lease = take(store)
     assert holder(store, TARGET) == this_process()
     lease.check()
@@ -72,7 +73,7 @@ def test_a_free_target_is_leased_and_leaves_nothing_behind(store: Store):
     assert os.listdir(store.folder(TARGET)) == []
 
 
-def test_a_living_owner_is_refused_by_name(store: Store, sleeper: subprocess.Popen[bytes]):
+def test_a_living_owner_is_refused_by_name(store: LocalStore, sleeper: subprocess.Popen[bytes]):
     put(store, lease_file(owner_of(sleeper)))
     with pytest.raises(LeasedError, match=rf"is being built by .*process {sleeper.pid}\)\n.*wait=true"):
         take(store)
@@ -80,7 +81,7 @@ def test_a_living_owner_is_refused_by_name(store: Store, sleeper: subprocess.Pop
 
 
 @pytest.mark.row(10)
-def test_a_dead_owner_of_this_machine_is_replaced_at_once(store: Store, sleeper: subprocess.Popen[bytes]):
+def test_a_dead_owner_of_this_machine_is_replaced_at_once(store: LocalStore, sleeper: subprocess.Popen[bytes]):
     put(store, lease_file(owner_of(sleeper), lease_seconds=3600, token=7))
     sleeper.kill()
     while process_start(sleeper.pid) is not None:  # a zombie, since nobody has waited for it
@@ -93,14 +94,14 @@ def test_a_dead_owner_of_this_machine_is_replaced_at_once(store: Store, sleeper:
 
 
 @pytest.mark.row(10)
-def test_a_process_id_that_was_given_out_again_is_not_mistaken(store: Store, sleeper: subprocess.Popen[bytes]):
+def test_a_process_id_that_was_given_out_again_is_not_mistaken(store: LocalStore, sleeper: subprocess.Popen[bytes]):
     earlier = dataclasses.replace(owner_of(sleeper), process_start=1)
     put(store, lease_file(earlier, lease_seconds=3600))
     take(store).release()
 
 
 def test_a_silent_owner_of_this_machine_is_replaced_after_the_lease_time(
-    store: Store, sleeper: subprocess.Popen[bytes]
+    store: LocalStore, sleeper: subprocess.Popen[bytes]
 ):
     put(store, lease_file(owner_of(sleeper), lease_seconds=30, age_seconds=29))
     with pytest.raises(LeasedError):
@@ -110,7 +111,7 @@ def test_a_silent_owner_of_this_machine_is_replaced_after_the_lease_time(
 
 
 @pytest.mark.row(11)
-def test_a_silent_owner_of_another_machine_is_replaced_after_the_lease_time_and_not_before(store: Store):
+def test_a_silent_owner_of_another_machine_is_replaced_after_the_lease_time_and_not_before(store: LocalStore):
     put(store, other_host(lease_file(this_process(), lease_seconds=0.6, age_seconds=1000)))
     begin = time.monotonic()
     take(store).release()
@@ -118,7 +119,7 @@ def test_a_silent_owner_of_another_machine_is_replaced_after_the_lease_time_and_
 
 
 @pytest.mark.row(11)
-def test_a_fresh_owner_of_another_machine_is_refused_at_once(store: Store):
+def test_a_fresh_owner_of_another_machine_is_refused_at_once(store: LocalStore):
     put(store, other_host(lease_file(this_process(), lease_seconds=30)))
     begin = time.monotonic()
     with pytest.raises(LeasedError, match="@elsewhere"):
@@ -129,7 +130,7 @@ def test_a_fresh_owner_of_another_machine_is_refused_at_once(store: Store):
 @pytest.mark.parametrize("days", [-2, 2])
 @pytest.mark.row(11)
 @pytest.mark.row(15)
-def test_an_owner_whose_clock_is_days_off_keeps_its_lease_while_it_beats(store: Store, days: float):
+def test_an_owner_whose_clock_is_days_off_keeps_its_lease_while_it_beats(store: LocalStore, days: float):
     """Its wall time says nothing; what counts is that the file changes."""
     late = other_host(lease_file(this_process(), lease_seconds=0.4, age_seconds=days * 86400))
     put(store, late)
@@ -146,21 +147,21 @@ def test_an_owner_whose_clock_is_days_off_keeps_its_lease_while_it_beats(store: 
     assert beats == 40
 
 
-def test_an_owner_from_before_this_machines_last_start_is_gone(store: Store, monkeypatch: pytest.MonkeyPatch):
+def test_an_owner_from_before_this_machines_last_start_is_gone(store: LocalStore, monkeypatch: pytest.MonkeyPatch):
     before = dataclasses.replace(this_process(), boot_id="the boot before")
     up_seconds = time.clock_gettime(time.CLOCK_BOOTTIME)
     put(store, lease_file(before, lease_seconds=3600, age_seconds=up_seconds + 60))
     take(store).release()
 
 
-def test_a_machine_of_the_same_name_with_another_boot_is_not_mistaken_for_this_one(store: Store):
+def test_a_machine_of_the_same_name_with_another_boot_is_not_mistaken_for_this_one(store: LocalStore):
     """`localhost` is many machines: one that beats now has not ended because this one started long ago."""
     put(store, lease_file(dataclasses.replace(this_process(), boot_id="another machine"), lease_seconds=3600))
     with pytest.raises(LeasedError):
         take(store)
 
 
-def test_a_container_of_the_same_machine_is_judged_by_its_heartbeat_and_not_by_process_ids(store: Store):
+def test_a_container_of_the_same_machine_is_judged_by_its_heartbeat_and_not_by_process_ids(store: LocalStore):
     """Its process ids mean nothing here: number 999999 is not running, and yet its owner lives."""
     inside = dataclasses.replace(this_process(), namespace="pid:[1]", pid=999_999)
     put(store, lease_file(inside, lease_seconds=3600))
@@ -168,14 +169,14 @@ def test_a_container_of_the_same_machine_is_judged_by_its_heartbeat_and_not_by_p
         take(store)
 
 
-def test_an_unreadable_lease_is_watched_for_the_lease_time(store: Store):
+def test_an_unreadable_lease_is_watched_for_the_lease_time(store: LocalStore):
     store.replace(TARGET, LEASE, b'{"owner": ')
     begin = time.monotonic()
     take(store, lease_seconds=0.5).release()
     assert 0.5 < time.monotonic() - begin < 5
 
 
-def test_waiting_ends_when_the_owner_releases(store: Store, caplog: pytest.LogCaptureFixture):
+def test_waiting_ends_when_the_owner_releases(store: LocalStore, caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.INFO)
     first = take(store)
     looks = 0
@@ -195,14 +196,14 @@ def test_waiting_ends_when_the_owner_releases(store: Store, caplog: pytest.LogCa
     second.release()
 
 
-def test_a_stop_request_ends_the_waiting(store: Store):
+def test_a_stop_request_ends_the_waiting(store: LocalStore):
     first = take(store)
     with pytest.raises(Stopped):
         take(store, wait=True, stop=lambda: True)
     first.release()
 
 
-def test_the_heartbeat_keeps_the_lease_for_longer_than_its_time(store: Store):
+def test_the_heartbeat_keeps_the_lease_for_longer_than_its_time(store: LocalStore):
     lease = take(store, lease_seconds=0.3)
     time.sleep(1)
     with pytest.raises(LeasedError):
@@ -214,7 +215,7 @@ def test_the_heartbeat_keeps_the_lease_for_longer_than_its_time(store: Store):
     assert os.listdir(store.folder(TARGET)) == []
 
 
-def test_a_builder_whose_lease_was_taken_over_notices_and_stops(store: Store):
+def test_a_builder_whose_lease_was_taken_over_notices_and_stops(store: LocalStore):
     lease = take(store, lease_seconds=0.3)
     taker = dataclasses.replace(other_host(lease_file(this_process(), token=2)), nonce="the taker's")
     put(store, taker)
@@ -227,21 +228,21 @@ def test_a_builder_whose_lease_was_taken_over_notices_and_stops(store: Store):
     assert parse_lease(store.read(TARGET, LEASE)) == taker, "the lease of another is never removed"
 
 
-def test_the_heartbeat_notices_a_lost_lease_by_itself(store: Store):
+def test_the_heartbeat_notices_a_lost_lease_by_itself(store: LocalStore):
     lease = take(store, lease_seconds=0.15)
     put(store, dataclasses.replace(other_host(lease_file(this_process())), nonce="the taker's"))
     assert lease.lost.wait(5)
     assert lease.is_lost()
 
 
-def test_a_removed_lease_is_a_lost_lease(store: Store):
+def test_a_removed_lease_is_a_lost_lease(store: LocalStore):
     lease = take(store)
     store.delete(TARGET, LEASE)
     with pytest.raises(LeasedError, match="which was removed"):
         lease.check()
 
 
-def test_after_a_pause_the_first_question_looks_at_the_file(store: Store):
+def test_after_a_pause_the_first_question_looks_at_the_file(store: LocalStore):
     """A paused process wakes with an old belief: before the heartbeat thread runs, the file is asked."""
     lease = take(store, lease_seconds=60)
     put(store, dataclasses.replace(other_host(lease_file(this_process())), nonce="the taker's"))
@@ -252,7 +253,7 @@ def test_after_a_pause_the_first_question_looks_at_the_file(store: Store):
 
 @pytest.mark.row(11)
 @pytest.mark.row(12)
-def test_of_many_racing_takers_of_a_dead_lease_exactly_one_wins(store: Store, tmp_path: Path):
+def test_of_many_racing_takers_of_a_dead_lease_exactly_one_wins(store: LocalStore, tmp_path: Path):
     put(store, other_host(lease_file(this_process(), lease_seconds=0.2, age_seconds=1000)))
     results = tmp_path / "results"
     results.mkdir()
@@ -275,7 +276,7 @@ def test_of_many_racing_takers_of_a_dead_lease_exactly_one_wins(store: Store, tm
     assert [name.partition("-")[2] for name in os.listdir(results)] == ["2"]
 
 
-def test_a_killed_taker_never_blocks_the_next_one(store: Store):
+def test_a_killed_taker_never_blocks_the_next_one(store: LocalStore):
     from artifact_world import killed_at
 
     kills = 0
@@ -324,9 +325,9 @@ def test_a_sign_of_life_is_one_of_three():
     assert lease_module.Sign("dead") is Sign.dead
 
 
-def test_with_wait_a_busy_lock_is_waited_for_too(store: Store, monkeypatch: pytest.MonkeyPatch):
+def test_with_wait_a_busy_lock_is_waited_for_too(store: LocalStore, monkeypatch: pytest.MonkeyPatch):
     """Somebody commits just now: without `wait` that is a refusal, with it one more look."""
-    from marin_build.artifact import store as store_module
+    from marin_build.artifact import local_store as store_module
 
     monkeypatch.setattr(store_module, "LOCK_WAIT_SECONDS", 0.05)
     lock = store.lock(TARGET)

@@ -155,7 +155,7 @@ def test_a_sleeper_that_wakes_while_the_other_builds_does_not_disturb_it(world: 
 @pytest.mark.row(14)
 def test_a_builder_paused_in_the_middle_of_its_commit_keeps_others_out(world: World, monkeypatch: pytest.MonkeyPatch):
     """Inside the commit the lock is held: a runner that finds the lease silent still cannot take over."""
-    from marin_build.artifact import store as store_module
+    from marin_build.artifact import local_store as store_module
 
     monkeypatch.setattr(store_module, "LOCK_WAIT_SECONDS", 0.2)
     pid = os.fork()

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from marin_build.artifact.local_store import LocalStore
 from marin_build.artifact.record import Record, parse_record, read_record, write_record
-from marin_build.artifact.store import RECORD, Store
+from marin_build.artifact.store import RECORD
 from marin_build.errors import DamageError, RequestError
 from marin_build.recipe.target import Target
 
@@ -29,17 +30,17 @@ RECORD_OF_TARGET = Record(
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path)
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path)
 
 
-def test_a_record_is_read_as_it_was_written(store: Store):
+def test_a_record_is_read_as_it_was_written(store: LocalStore):
     assert read_record(store, TARGET) is None
     write_record(store, RECORD_OF_TARGET)
     assert read_record(store, TARGET) == RECORD_OF_TARGET
 
 
-def test_the_file_holds_what_others_rely_on(store: Store):
+def test_the_file_holds_what_others_rely_on(store: LocalStore):
     write_record(store, RECORD_OF_TARGET)
     body = json.loads((store.folder(TARGET) / ".artifact.json").read_text())
     assert {"schema", "name", "version", "kind", "fingerprint", "digest", "recipe", "dependencies", "files"} < set(body)
@@ -51,7 +52,7 @@ def test_only_content_counts_as_content():
     assert [entry["path"] for entry in RECORD_OF_TARGET.content] == ["x"]
 
 
-def test_a_record_may_be_indented_anew_but_not_changed(store: Store):
+def test_a_record_may_be_indented_anew_but_not_changed(store: LocalStore):
     body = json.loads(RECORD_OF_TARGET.to_bytes())
     again = parse_record(json.dumps(body, sort_keys=True).encode(), TARGET, "here")
     assert again == RECORD_OF_TARGET
@@ -81,7 +82,7 @@ def test_every_truncation_of_a_record_is_noticed():
             parse_record(data[:length], TARGET, "here")
 
 
-def test_a_record_of_another_target_is_refused(store: Store):
+def test_a_record_of_another_target_is_refused(store: LocalStore):
     write_record(store, RECORD_OF_TARGET)
     other = Target("raw/a", "2026.06.29")
     store.replace(other, RECORD, store.read(TARGET, RECORD) or b"")

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from artifact_world import WATCHED, in_child, killed_at, watched
 
-from marin_build.artifact import store as store_module
-from marin_build.artifact.store import LOCK, Store, disk_error
+from marin_build.artifact import local_store as store_module
+from marin_build.artifact.local_store import LocalStore
+from marin_build.artifact.store import LOCK, disk_error
 from marin_build.errors import LeasedError, MarinError, RequestError
 from marin_build.recipe.target import Target
 
@@ -19,16 +20,16 @@ NAME = "small.json"
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "artifacts")
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "artifacts")
 
 
 def test_an_object_store_is_refused_with_what_is_possible():
     with pytest.raises(RequestError, match="'gs://bucket/x': object stores are not supported yet; needs a folder"):
-        Store("gs://bucket/x")
+        LocalStore("gs://bucket/x")
 
 
-def test_what_was_written_is_read_and_what_is_not_there_is_none(store: Store):
+def test_what_was_written_is_read_and_what_is_not_there_is_none(store: LocalStore):
     assert store.read(TARGET, NAME) is None
     store.replace(TARGET, NAME, b"one")
     store.replace(TARGET, NAME, b"two")
@@ -39,14 +40,14 @@ def test_what_was_written_is_read_and_what_is_not_there_is_none(store: Store):
     assert os.listdir(store.folder(TARGET)) == []
 
 
-def test_only_the_first_of_two_creations_succeeds(store: Store):
+def test_only_the_first_of_two_creations_succeeds(store: LocalStore):
     assert store.create(TARGET, NAME, b"first")
     assert not store.create(TARGET, NAME, b"second")
     assert store.read(TARGET, NAME) == b"first"
     assert os.listdir(store.folder(TARGET)) == [NAME]
 
 
-def test_of_many_racing_creations_exactly_one_succeeds(store: Store):
+def test_of_many_racing_creations_exactly_one_succeeds(store: LocalStore):
     won: list[int] = []
     barrier = threading.Barrier(16)
 
@@ -64,7 +65,7 @@ def test_of_many_racing_creations_exactly_one_succeeds(store: Store):
     assert store.read(TARGET, NAME) == str(won[0]).encode()
 
 
-def test_a_writer_killed_at_any_call_leaves_the_old_bytes_or_the_new_ones(store: Store):
+def test_a_writer_killed_at_any_call_leaves_the_old_bytes_or_the_new_ones(store: LocalStore):
     store.replace(TARGET, NAME, b"old")
     outcomes = []
     for call in range(1, 40):
@@ -78,7 +79,7 @@ def test_a_writer_killed_at_any_call_leaves_the_old_bytes_or_the_new_ones(store:
     assert outcomes[-1] == b"new" * 100
 
 
-def test_bytes_and_name_are_on_disk_before_the_call_returns(store: Store):
+def test_bytes_and_name_are_on_disk_before_the_call_returns(store: LocalStore):
     """The order that survives a power cut: write, fsync the file, rename, fsync the folder."""
     store.replace(TARGET, NAME, b"old")
     calls: list[str] = []
@@ -95,12 +96,12 @@ def test_a_new_folder_is_made_durable_in_every_folder_above_it(tmp_path: Path):
         made.append(name)
 
     with watched(see):
-        Store(tmp_path / "p").replace(TARGET, NAME, b"x")
+        LocalStore(tmp_path / "p").replace(TARGET, NAME, b"x")
     assert made.count("mkdir") == 4
     assert made.count("fsync") == 4 + 2
 
 
-def test_the_lock_keeps_another_process_out_until_it_ends(store: Store, tmp_path: Path):
+def test_the_lock_keeps_another_process_out_until_it_ends(store: LocalStore, tmp_path: Path):
     inside = tmp_path / "inside"
 
     def hold_and_die() -> None:
@@ -119,7 +120,7 @@ def test_the_lock_keeps_another_process_out_until_it_ends(store: Store, tmp_path
     assert LOCK not in os.listdir(store.folder(TARGET))
 
 
-def test_threads_and_processes_that_share_a_lock_never_overlap(store: Store, tmp_path: Path):
+def test_threads_and_processes_that_share_a_lock_never_overlap(store: LocalStore, tmp_path: Path):
     counter = tmp_path / "counter"
     counter.write_text("0")
 
@@ -145,7 +146,7 @@ def test_threads_and_processes_that_share_a_lock_never_overlap(store: Store, tmp
     assert counter.read_text() == "200"
 
 
-def test_a_lock_that_is_held_too_long_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch):
+def test_a_lock_that_is_held_too_long_is_refused(store: LocalStore, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(store_module, "LOCK_WAIT_SECONDS", 0.05)
 
     def wait_in_vain() -> None:
@@ -159,7 +160,7 @@ def test_a_lock_that_is_held_too_long_is_refused(store: Store, monkeypatch: pyte
 
 def test_a_file_in_place_of_the_prefix_is_named(tmp_path: Path):
     (tmp_path / "artifacts").write_text("not a folder")
-    store = Store(tmp_path / "artifacts")
+    store = LocalStore(tmp_path / "artifacts")
     assert store.read(TARGET, NAME) is None
     with pytest.raises(RequestError, match=f"cannot write {tmp_path}/artifacts: Not a directory"):
         store.replace(TARGET, NAME, b"x")
@@ -167,7 +168,7 @@ def test_a_file_in_place_of_the_prefix_is_named(tmp_path: Path):
         pass
 
 
-def test_a_file_in_place_of_a_name_is_named(store: Store):
+def test_a_file_in_place_of_a_name_is_named(store: LocalStore):
     store.prefix.mkdir()
     (store.prefix / "raw").write_text("")
     with pytest.raises(RequestError, match="artifacts/raw: Not a directory"):
@@ -189,7 +190,9 @@ def test_a_failing_disk_is_told_with_the_path(tmp_path: Path):
     assert type(error) is MarinError
 
 
-def test_a_lock_file_that_was_removed_while_we_waited_is_not_the_lock(store: Store, monkeypatch: pytest.MonkeyPatch):
+def test_a_lock_file_that_was_removed_while_we_waited_is_not_the_lock(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+):
     """Who held it removes it on leaving: the lock on the removed file keeps nobody out, so it is taken anew."""
     real, path = store_module.fcntl.flock, store.folder(TARGET) / LOCK
     calls = 0
@@ -207,13 +210,13 @@ def test_a_lock_file_that_was_removed_while_we_waited_is_not_the_lock(store: Sto
         assert in_child(lambda: refuse_to_wait(store, monkeypatch)) == LeasedError.exit_code
 
 
-def refuse_to_wait(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def refuse_to_wait(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "LOCK_WAIT_SECONDS", 0.05)
     with store.lock(TARGET):
         pass
 
 
-def test_a_name_that_is_too_long_for_the_disk_is_told_on_writing(store: Store):
+def test_a_name_that_is_too_long_for_the_disk_is_told_on_writing(store: LocalStore):
     target = Target(f"raw/{'n' * 300}", "dev")
     assert store.read(target, NAME) is None
     with pytest.raises(RequestError, match="File name too long"):

@@ -1,0 +1,330 @@
+"""The store on a local or shared disk: an attempt works in the artifact's own folder.
+
+A small file is written beside its place and renamed; a kernel lock makes reading, deciding and writing one step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from marin_build.artifact.attempt import Attempt, write_attempt
+from marin_build.artifact.attempt_log import last_lines
+from marin_build.artifact.digest import file_entries
+from marin_build.artifact.files import Files, LocalFiles, sizes_below
+from marin_build.artifact.lease import Lease
+from marin_build.artifact.record import STAGED, Record, write_record
+from marin_build.artifact.store import (
+    ASIDE,
+    ATTEMPT,
+    LOCK,
+    LOGS,
+    OWN_NAMES,
+    REBUILD,
+    RECORD,
+    TEMPORARY,
+    Store,
+    disk_errors,
+    make_folder,
+    sweep,
+    sync_folder,
+)
+from marin_build.artifact.work import Work
+from marin_build.artifact.workspace import (
+    discard,
+    has_files,
+    is_half_moved,
+    put_in_place,
+    remove,
+    set_aside,
+    staged_record,
+    work_names,
+)
+from marin_build.errors import LeasedError, MarinError
+from marin_build.recipe.target import Target, is_target, parse_target
+
+LOCK_WAIT_SECONDS = 20.0
+LOCK_POLL_SECONDS = 0.005
+
+
+class LocalStore(Store):
+    """The artifacts below one folder."""
+
+    def __init__(self, prefix: str | Path) -> None:
+        self.prefix = Path(prefix).expanduser().absolute()
+        self._held: set[tuple[int, int, Target]] = set()
+        """Locks that are held, by process, thread and target."""
+
+    def folder(self, target: Target) -> Path:
+        return self.prefix / target.name / target.version
+
+    def shown(self, target: Target, name: str = "") -> str:
+        return str(self.folder(target) / name)
+
+    # ---- small files -------------------------------------------------------------------------------------------------
+
+    def read(self, target: Target, name: str) -> bytes | None:
+        path = f"{self.prefix}/{target}/{name}"
+        try:
+            with open(path, "rb", buffering=0) as file:
+                return file.readall()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                return None
+            raise MarinError(f"{path}: cannot be read: {error.strerror}") from error
+
+    def replace(self, target: Target, name: str, data: bytes) -> None:
+        path = self.folder(target) / name
+        with disk_errors(path, len(data)), _temporary(path, data) as temporary:
+            os.replace(temporary, path)
+            sync_folder(path.parent)
+
+    def exchange(self, target: Target, name: str, expected: bytes | None, data: bytes | None) -> bool:
+        with self.lock(target):
+            if self.read(target, name) != expected:
+                return False
+            if data is None:
+                self.delete(target, name)
+            else:
+                self.replace(target, name, data)
+            return True
+
+    def delete(self, target: Target, name: str) -> None:
+        path = self.folder(target) / name
+        with disk_errors(path, 0):
+            try:
+                os.unlink(path)
+            except (FileNotFoundError, NotADirectoryError):
+                return
+            sync_folder(path.parent)
+
+    @contextlib.contextmanager
+    def lock(self, target: Target) -> Iterator[None]:
+        """Hold the target's lock; inside a block that holds it already, nothing happens.
+
+        It is a kernel lock, so it ends with its process. The lease, not the lock, guards the long work.
+
+        Raises:
+            LeasedError: somebody else kept it for LOCK_WAIT_SECONDS.
+        """
+        key = (os.getpid(), threading.get_ident(), target)
+        if key in self._held:
+            yield
+            return
+        path = self.folder(target) / LOCK
+        with disk_errors(path, 0):
+            make_folder(path.parent)
+            descriptor = _locked(path, target)
+        self._held.add(key)
+        try:
+            yield
+        finally:
+            self._held.discard(key)
+            # Unlinked while it is held: whoever waits for this inode sees that the path moved on, and opens it anew.
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
+
+    # ---- finished artifacts ------------------------------------------------------------------------------------------
+
+    def files(self, record: Record) -> Files:
+        return LocalFiles(self.fetch(record))
+
+    def fetch(self, record: Record) -> Path:
+        return Path(record.external) if record.external else self.folder(record.target) / record.folder
+
+    def foreign(self, record: Record) -> list[str]:
+        known = set() if record.external else {entry["path"] for entry in record.files}
+        skip = OWN_NAMES - {ASIDE} | {LOGS}
+        return sorted(
+            path
+            for path in sizes_below(self.folder(record.target))
+            if path not in known
+            and path.partition("/")[0] not in skip
+            and ("/" in path or not path.endswith(TEMPORARY))
+        )
+
+    # ---- unfinished ones ---------------------------------------------------------------------------------------------
+
+    def has_work(self, target: Target, attempt: Attempt | None) -> bool:
+        return has_files(self.folder(target) / (attempt.folder if attempt else "."))
+
+    def has_rebuild(self, record: Record, attempt: Attempt) -> bool:
+        is_begun = attempt.folder == REBUILD and attempt.id != record.provenance.get("attempt")
+        return is_begun and (self.folder(record.target) / REBUILD).is_dir()
+
+    def is_decided(self, target: Target) -> bool:
+        return (self.folder(target) / REBUILD).is_dir() and staged_record(self, target) is not None
+
+    def is_untidy(self, target: Target) -> bool:
+        return is_half_moved(self, target)
+
+    def settle(self, target: Target, sealed: str | None) -> None:
+        with disk_errors(self.folder(target)):
+            sweep(self.folder(target))
+        put_in_place(self, target)
+
+    def last_lines(self, attempt: Attempt, count: int) -> tuple[str, list[str]]:
+        path = self.folder(attempt.target) / LOGS / f"{attempt.id}.log"
+        return str(path), last_lines(path, count)
+
+    # ---- attempts ----------------------------------------------------------------------------------------------------
+
+    def resume(self, new: Attempt, there: Attempt) -> Work:
+        return self._work(new, there.folder)
+
+    def rebuild(self, new: Attempt) -> Work:
+        """Build in `.rebuild`; the finished artifact stays."""
+        self.delete(new.target, ATTEMPT)
+        remove(self.folder(new.target) / REBUILD)
+        return self._work(new, REBUILD)
+
+    def start_anew(self, new: Attempt, logger: logging.Logger, *, keep: bool) -> Work:
+        """Build in the folder itself. The attempt goes before its work: half-removed work belongs to no recipe."""
+        target, main = new.target, self.folder(new.target)
+        self.delete(target, ATTEMPT)
+        self.delete(target, RECORD)
+        remove(main / REBUILD)
+        if not keep:
+            discard(main)
+        elif aside := set_aside(main, work_names(main)):
+            logger.warning("%s: older work was moved to %s", target, aside)
+        return self._work(new, ".")
+
+    def repair(self, new: Attempt, there: Attempt | None, record: Record | None, bad: Iterable[str]) -> Work:
+        """Make it unfinished again, without its damaged files, in the folder that it is in."""
+        main = self.folder(new.target)
+        work = self._work(new, there.folder if there and record is None else ".")
+        set_aside(main, [name for name in bad if os.path.lexists(main / name)])
+        if work.folder == main:
+            self.delete(new.target, RECORD)
+        return work
+
+    def _work(self, new: Attempt, folder: str) -> LocalWork:
+        attempt = dataclasses.replace(new, folder=folder)
+        write_attempt(self, attempt)
+        make_folder(self.folder(new.target) / folder)
+        return LocalWork(self, attempt)
+
+    # ---- housekeeping ------------------------------------------------------------------------------------------------
+
+    def targets(self) -> list[Target]:
+        found = []
+        for base, folders, _ in os.walk(self.prefix):
+            name = os.path.relpath(base, self.prefix)
+            if is_target(name):
+                folders.clear()
+                if sizes_below(Path(base)):
+                    found.append(parse_target(name))
+        return sorted(found)
+
+    def listing(self, target: Target) -> dict[str, int]:
+        return sizes_below(self.folder(target))
+
+    def remove(self, target: Target, names: Iterable[str]) -> None:
+        for name in names:
+            path = self.folder(target) / name
+            with disk_errors(path):
+                path.unlink(missing_ok=True)
+                if path.parent.is_dir():
+                    sync_folder(path.parent)
+                with contextlib.suppress(OSError):  # not empty
+                    os.removedirs(path.parent)
+
+
+class LocalWork(Work):
+    """Work in the artifact's folder, or in `.rebuild` in it."""
+
+    def __init__(self, store: LocalStore, attempt: Attempt) -> None:
+        self._store, self.attempt = store, attempt
+        self._main = store.folder(attempt.target)
+        self.folder, self.logs = self._main / attempt.folder, self._main / LOGS
+
+    def keep(self, names: Iterable[str], dropped: Iterable[str] = ()) -> None:
+        """Nothing is to do: the builder made it durable, and whoever resumes finds it here."""
+
+    def collect(self, names: Sequence[str], log: str) -> list[dict[str, Any]]:
+        entries = file_entries(self.folder, names, sync=True)
+        for name in work_names(self.folder):
+            _sync_folders(self.folder / name)
+        sync_folder(self.folder)
+        entries += file_entries(self._main, [f"{LOGS}/{log}"], sync=True)
+        _sync_folders(self.logs)
+        return entries
+
+    def commit(self, lease: Lease, record: Record, tidy: Callable[[], None]) -> None:
+        """The record is written last; that of a rebuild is staged, which decides it, and the swap follows."""
+        in_rebuild = self.attempt.folder == REBUILD
+        with lease.committing():
+            write_record(self._store, record, STAGED if in_rebuild else RECORD)
+        tidy()
+        if in_rebuild:
+            with lease.committing():
+                put_in_place(self._store, record.target)
+
+    def close(self) -> None:
+        pass
+
+
+def _sync_folders(top: Path) -> None:
+    for base, _, _ in os.walk(top):
+        sync_folder(Path(base))
+
+
+def _locked(path: Path, target: Target) -> int:
+    deadline = time.monotonic() + LOCK_WAIT_SECONDS
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(descriptor, path):
+                return descriptor
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                os.close(descriptor)
+                raise LeasedError(f"{target} is locked by another process: {path}\n  try again in a moment") from None
+            time.sleep(LOCK_POLL_SECONDS)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+@contextlib.contextmanager
+def _temporary(path: Path, data: bytes) -> Iterator[Path]:
+    """A durable file beside `path` with these bytes; gone at the end unless it was renamed."""
+    make_folder(path.parent)
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(descriptor, view) :]
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        yield temporary
+    finally:
+        with contextlib.suppress(OSError):  # renamed, or never made
+            os.unlink(temporary)
