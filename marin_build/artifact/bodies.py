@@ -34,8 +34,6 @@ BuildFolder = Annotated[str, StringConstraints(pattern=r"^(?:\.|builds/[0-9A-Za-
 WorkFolder = BuildFolder | Literal[".rebuild"]
 _PLACE = r"^(?:/|[a-z][a-z0-9+.\-]*://)[^\x00-\x1f\x7f-\x9f]+$"
 Place = Annotated[str, StringConstraints(pattern=_PLACE, max_length=4096)]
-    str, StringConstraints(pattern=r"^(?:/|[a-z][a-z0-9+.\-]*://)[^\x00-\x1f\x7f-\x9f]+$", max_length=4096)
-]
 """An absolute folder, or a URL."""
 
 

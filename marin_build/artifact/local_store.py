@@ -242,7 +242,8 @@ class LocalStore(Store):
                 if path.parent.is_dir():
                     sync_folder(path.parent)
                 with contextlib.suppress(OSError):  # not empty
-                    os.removedirs(path.parent)
+                    for folder in path.relative_to(self.prefix).parents[:-1]:
+                        (self.prefix / folder).rmdir()
 
 
 class LocalWork(Work):

@@ -330,7 +330,7 @@ def test_with_wait_a_busy_lock_is_waited_for_too(store: LocalStore, monkeypatch:
     from marin_build.artifact import local_store as store_module
 
     monkeypatch.setattr(store_module, "LOCK_WAIT_SECONDS", 0.05)
-    lock = store.lock(TARGET)
+    lock = LocalStore(store.prefix).lock(TARGET)
     lock.__enter__()
     with pytest.raises(LeasedError, match="is locked by another process"):
         take(store)

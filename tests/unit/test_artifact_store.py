@@ -11,7 +11,7 @@ from artifact_world import WATCHED, in_child, killed_at, watched
 
 from marin_build.artifact import local_store as store_module
 from marin_build.artifact.local_store import LocalStore
-from marin_build.artifact.store import LOCK, disk_error
+from marin_build.artifact.store import LOCK, disk_error, open_store
 from marin_build.errors import LeasedError, MarinError, RequestError
 from marin_build.recipe.target import Target
 
@@ -26,7 +26,7 @@ def store(tmp_path: Path) -> LocalStore:
 
 def test_an_object_store_is_refused_with_what_is_possible():
     with pytest.raises(RequestError, match="'gs://bucket/x': object stores are not supported yet; needs a folder"):
-        LocalStore("gs://bucket/x")
+        open_store("gs://bucket/x")
 
 
 def test_what_was_written_is_read_and_what_is_not_there_is_none(store: LocalStore):
@@ -221,3 +221,45 @@ def test_a_name_that_is_too_long_for_the_disk_is_told_on_writing(store: LocalSto
     assert store.read(target, NAME) is None
     with pytest.raises(RequestError, match="File name too long"):
         store.replace(target, NAME, b"x")
+
+
+def test_of_two_exchanges_from_the_same_bytes_one_succeeds(store: LocalStore):
+    assert store.exchange(TARGET, NAME, None, b"one")
+    assert not store.exchange(TARGET, NAME, None, b"two")
+    assert store.exchange(TARGET, NAME, b"one", b"two")
+    assert not store.exchange(TARGET, NAME, b"one", b"three")
+    assert store.read(TARGET, NAME) == b"two"
+    assert not store.exchange(TARGET, NAME, b"one", None)
+    assert store.exchange(TARGET, NAME, b"two", None)
+    assert os.listdir(store.folder(TARGET)) == []
+
+
+def test_exchanges_of_many_threads_lose_nothing(store: LocalStore):
+    store.replace(TARGET, NAME, b"0")
+
+    def add(times: int) -> None:
+        while times:
+            seen = store.read(TARGET, NAME)
+            assert seen is not None
+            times -= store.exchange(TARGET, NAME, seen, str(int(seen) + 1).encode())
+
+    threads = [threading.Thread(target=add, args=(20,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert store.read(TARGET, NAME) == b"80"
+
+
+def test_targets_and_their_files_are_found_and_removed(store: LocalStore):
+    other = Target("checkpoints/deep/name", "dev")
+    store.replace(TARGET, NAME, b"12345")
+    store.replace(other, "checkpoints/3/x", b"1")
+    (store.prefix / "raw/empty/2026.06.28").mkdir(parents=True)
+    (store.prefix / "notes.txt").write_text("foreign")
+    assert store.targets() == [other, TARGET]
+    assert store.listing(TARGET) == {NAME: 5}
+    assert store.listing(other) == {"checkpoints/3/x": 1}
+    store.remove(other, ["checkpoints/3/x", "gone"])
+    assert store.targets() == [TARGET]
+    assert sorted(os.listdir(store.prefix)) == ["notes.txt", "raw"], "the folders that it left empty went too"

@@ -40,7 +40,7 @@ def stubs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_with_stubs(code: str, stubs: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(stubs)}
+    environment = {**os.environ, "PYTHONPATH": f"{stubs}{os.pathsep}{PACKAGE.parent}"}
     command = [sys.executable, "-c", code]
     return subprocess.run(command, cwd=stubs, env=environment, capture_output=True, text=True, timeout=120)
 
