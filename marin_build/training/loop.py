@@ -7,10 +7,15 @@ killed any number of times ends with the bits of one that was not.
 
 from __future__ import annotations
 
+import atexit
+import concurrent.futures
+import os
+import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +47,9 @@ from marin_build.training.watch import Watch
 
 CHECKPOINTS = "checkpoints"
 BIGRAM = "baseline/byte_bigram/bpb"
+SECONDS_BETWEEN_LOOKS = 0.2
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -89,7 +97,7 @@ def train(run: Run) -> BuildResult:
             _raise_if_stopped(run, history.first)
 
             # ---- Train -----------------------------------------------------------------------------------------------
-            watch = Watch(run.inputs.loader.batch, context.logs)
+            watch = Watch(run.inputs.loader, context.logs)
             saved_at = time.monotonic()
             with _open_feed(run) as feed:
                 for step in range(history.first + 1, recipe.steps + 1):
@@ -178,10 +186,11 @@ def _compile(
     validation = make_validation_step(graph)
     if first == recipe.steps:
         return _Steps(training, validation)
-    compiled = training.lower(placed, _batch_shapes(run, recipe.global_batch_size, masked=False)).compile()
+    lowered = training.lower(placed, _batch_shapes(run, recipe.global_batch_size, masked=False))
+    compiled = _unless_stopped(run, first, lowered.compile)
     if run.inputs.validation:
         shapes = _batch_shapes(run, run.validation_batch_size, masked=True)
-        validation = validation.lower(placed.parameters, shapes).compile()
+        validation = _unless_stopped(run, first, validation.lower(placed.parameters, shapes).compile)
     memory = compiled.memory_analysis()
     run.context.logger.info(
         "compiled in %.1f s; a step needs %s MB a device beside %s MB of state and batch",
@@ -190,6 +199,37 @@ def _compile(
         f"{memory.argument_size_in_bytes / 1e6:,.0f}",
     )
     return _Steps(compiled, validation)
+
+
+def _unless_stopped(run: Run, first: int, compilation: Callable[[], T]) -> T:
+    """Compile in a thread, while this one hears signals: Python hears none before a call of C returns.
+
+    Raises:
+        Stopped: a signal came. There is nothing to save, and the compilation is left behind.
+    """
+    if jax.process_count() > 1:
+        return compilation()
+    result: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+    def compile() -> None:
+        try:
+            result.set_result(compilation())
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=compile, name="compilation", daemon=True).start()
+    while not concurrent.futures.wait([result], SECONDS_BETWEEN_LOOKS).done:
+        if run.context.stop_requested():
+            atexit.register(_end_beside_a_compilation)
+            _raise_stopped(run, first)
+    return result.result()
+
+
+def _end_beside_a_compilation() -> None:
+    """End this process at once: a compilation cannot be stopped, and aborts when the interpreter is taken down."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(Stopped.exit_code)
 
 
 def _batch_shapes(run: Run, rows: int, masked: bool) -> dict[str, jax.ShapeDtypeStruct]:

@@ -7,25 +7,24 @@ Before anything is written or saved they are all read: no state that a bad numbe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from marin_build.data.durable import explained
-from marin_build.data.loader import Batch
+from marin_build.data.loader import TrainingLoader
 from marin_build.errors import NumericalError
 from marin_build.training.step import Measured
 
 
 class Watch:
     """Args:
-    read_batch: the batch of an update, from 0; it is dumped when its update fails.
+    loader: its batch of an update, from 0, is dumped when that update fails.
     logs: folder for the dump.
     """
 
-    def __init__(self, read_batch: Callable[[int], Batch], logs: Path):
-        self._read_batch, self._logs = read_batch, logs
+    def __init__(self, loader: TrainingLoader, logs: Path):
+        self._loader, self._logs = loader, logs
         self._unread: tuple[int, Measured] | None = None
         self._last: dict[str, float] = {}
 
@@ -67,10 +66,14 @@ class Watch:
         )
 
     def _dump(self, update: int) -> Path:
-        """Write the batch of an update (numpy .npz: tokens, segment_ids) and return its path."""
-        batch, path = self._read_batch(update), self._logs / f"batch-{update}.npz"
+        """Write the batch of an update and where each row comes from, and return the path.
+
+        A numpy .npz: `tokens`, `segment_ids` where there are any, and for each row its `set` and the `window` of it.
+        """
+        batch, path = self._loader.batch(update), self._logs / f"batch-{update}.npz"
+        sets, windows = zip(*self._loader.sources(update), strict=True)
+        arrays = {"tokens": batch.tokens, "segment_ids": batch.segment_ids, "set": sets, "window": windows}
         with explained(path):
             self._logs.mkdir(parents=True, exist_ok=True)
-            arrays = {"tokens": batch.tokens, "segment_ids": batch.segment_ids}
             np.savez(path, **{name: array for name, array in arrays.items() if array is not None})
         return path

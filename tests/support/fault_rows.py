@@ -145,7 +145,7 @@ ROWS = (
     Row(
         21,
         "the newest checkpoint is corrupt on resume",
-        "a flipped bit",
+        "each file of a step flipped, cut, deleted",
         "falls back to the newest whole step, says so and records it",
     ),
     Row(

@@ -2,7 +2,7 @@
 
 As a script it trains in a process of its own, which a test may kill: `python training_world.py FOLDER '{"field": …}'`
 prints its result as the last line. SIGTERM stops it, and it ends with the exit code of its error. With `distributed`
-[process, processes, port] it is one of several that train together.
+[process, processes, port] it is one of several that train together; with `pause` it waits for a signal at that point.
 """
 
 from __future__ import annotations
@@ -10,17 +10,20 @@ from __future__ import annotations
 import json
 import logging
 import random
-import signal
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from marin_build.artifact.context import BuildContext, Dependency
+from marin_build.artifact.stop import StopSignals
 from marin_build.errors import MarinError
 from marin_build.recipe.schema import CheckpointRecipe
 from marin_build.recipe.target import parse_target
@@ -175,6 +178,72 @@ class TrainingWorld:
         tokenizer.build(replace(self.context(), target=parse_target(TOKENIZER), recipe=recipe, folder=folder))
 
 
+def _pause_in_step(world: TrainingWorld, signals: StopSignals) -> None:
+    """Wait after the line of step 5."""
+    from marin_build.training.journal import Journal
+
+    usual = Journal.write
+
+    def write(journal: Journal, step: int, metrics: dict[str, float]) -> None:
+        usual(journal, step, metrics)
+        if step == 5:
+            _wait_for_signal(world, signals)
+
+    Journal.write = write
+
+
+def _pause_in_save(world: TrainingWorld, signals: StopSignals, more_seconds: float = 0.5) -> None:
+    """Wait when the checkpoint of step 6 is written and not committed, and some seconds more."""
+    from marin_build.training import checkpoint
+
+    usual = checkpoint.file_entries
+
+    def paused(folder: Path, *arguments: Any, **options: Any) -> Any:
+        if folder.name == "6":
+            _wait_for_signal(world, signals)
+            time.sleep(more_seconds)
+        return usual(folder, *arguments, **options)
+
+    checkpoint.file_entries = paused
+
+
+def _pause_in_compilation(world: TrainingWorld, signals: StopSignals) -> None:
+    """Compile a program so long that nobody waits for its end."""
+    import jax
+    import jax.numpy as jnp
+
+    from marin_build.training import loop
+
+    def long_program(x: jax.Array) -> jax.Array:
+        for number in range(1500):
+            x = jnp.sin(x @ x) + number
+        return x
+
+    def compilation() -> None:
+        (world.folder / PAUSED).touch()
+        while True:
+            long.compile()
+
+    long = jax.jit(long_program).lower(jnp.ones((64, 64)))
+    loop.make_train_step = lambda *_, **__: SimpleNamespace(lower=lambda *_: SimpleNamespace(compile=compilation))
+
+
+def _wait_for_signal(world: TrainingWorld, signals: StopSignals) -> None:
+    (world.folder / PAUSED).touch()
+    while not signals.requested():
+        time.sleep(0.01)
+
+
+PAUSED = "paused"
+"""A file that says that the point is reached."""
+PAUSES = {
+    "step": _pause_in_step,
+    "save": _pause_in_save,
+    "long save": partial(_pause_in_save, more_seconds=600),
+    "compilation": _pause_in_compilation,
+}
+
+
 def _join(process: int, processes: int, port: int) -> None:
     import jax
 
@@ -192,10 +261,13 @@ def main(folder: str, options: str = "{}") -> int:
     distributed = given.pop("distributed", None)
     if distributed:
         _join(*distributed)
+    pause = given.pop("pause", None)
     world = TrainingWorld(Path(folder), given.pop("settings", {}), **given)
-    signal.signal(signal.SIGTERM, lambda *_: world.stop.set())
     try:
-        result = build(world.context())
+        with StopSignals() as signals:
+            if pause:
+                PAUSES[pause](world, signals)
+            result = build(world.context(stop_requested=signals.requested))
     except MarinError as error:
         print(error)
         return error.exit_code
