@@ -8,11 +8,15 @@ Shapes: N documents, T ids of all documents.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import tokenizers
+
+from marin_build.errors import RequestError
+from marin_build.foreign import shortened
 
 Encoded = tuple[np.ndarray, np.ndarray]
 """ids [T] uint32, and offsets [N + 1] int64: document n is ids[offsets[n]:offsets[n + 1]]."""
@@ -40,7 +44,8 @@ class LibraryEncoder:
         self._tokenizer = tokenizer
 
     def encode(self, texts: Sequence[str]) -> Encoded:
-        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        with failures_as(RequestError, "the tokenizer cannot encode this text"):
+            encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         arrays = [np.array(encoding.ids, np.uint32) for encoding in encodings]
         ids = np.concatenate(arrays) if arrays else np.empty(0, np.uint32)
         return ids, offsets_of([len(array) for array in arrays])
@@ -78,10 +83,19 @@ def read_library(tokenizer_json: bytes) -> tokenizers.Tokenizer:
     Raises:
         ValueError: it cannot read the file.
     """
-    try:
+    with failures_as(ValueError, "the library says"):
         return tokenizers.Tokenizer.from_buffer(tokenizer_json)
-    except Exception as error:  # the library raises nothing narrower
-        raise ValueError(str(error)) from None
+
+
+@contextlib.contextmanager
+def failures_as(kind: type[Exception], what: str) -> Iterator[None]:
+    """Turn what the library raises into one kind of error: any Exception, and a panic, which is none of them."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise kind(f"{what}: {shortened(str(error), 300)}") from None
 
 
 def gives_bytes(specification: dict[str, Any]) -> bool:

@@ -8,17 +8,20 @@ artifact's record is written.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import xxhash
+from pydantic import Field, TypeAdapter
+from typing_extensions import TypedDict
 
+from marin_build.artifact.bodies import Count, Hash, check
 from marin_build.artifact.digest import hash_bytes, hash_file
+from marin_build.artifact.strict_json import parse_object
 from marin_build.data.durable import json_bytes, write_whole
 from marin_build.data.shards import FORMAT, LEDGER, Shard, id_type
 from marin_build.data.sources import SourceFile
@@ -79,6 +82,38 @@ def sidecar_of(shard: Path) -> Path:
     return shard.with_suffix(".json")
 
 
+class _Source(TypedDict):
+    file: str
+    start: Count
+    end: Count
+    xxh3_128: Hash
+
+
+class _Rejected(TypedDict):
+    byte: Count
+    reason: str
+    detail: str
+
+
+class _Sidecar(TypedDict):
+    stamp: Hash
+    file: str
+    number: Count
+    last: bool
+    documents: Count
+    tokens: Count
+    max_id: Annotated[int, Field(ge=-1, lt=1 << 31)]
+    text_bytes: Count
+    bytes: Count
+    xxh3_128: Hash
+    source: _Source
+    skipped: dict[str, Count]
+    rejections: list[_Rejected]
+
+
+_sidecar_form = TypeAdapter(_Sidecar)
+
+
 def write_sidecar(folder: Path, sidecar: dict[str, Any]) -> None:
     body = {**sidecar, "checksum": hash_bytes(json_bytes(sidecar))}
     write_whole(sidecar_of(folder / sidecar["file"]), json_bytes(body))
@@ -88,11 +123,14 @@ def read_sidecar(folder: Path, policy: Policy, file: SourceFile, number: int) ->
     """The sidecar of an intact shard of an earlier attempt, as it would come out again; None where there is none."""
     shard = folder / shard_file(file.name, number)
     try:
-        sidecar = json.loads(sidecar_of(shard).read_bytes())
-        checksum = sidecar.pop("checksum")
-    except (OSError, ValueError, KeyError, AttributeError):
+        sidecar = parse_object(sidecar_of(shard).read_bytes())
+        checksum = sidecar.pop("checksum", None)
+        check(_sidecar_form, sidecar)
+    except (OSError, ValueError):
         return None  # missing or damaged: the shard is made again
     if checksum != hash_bytes(json_bytes(sidecar)) or sidecar["stamp"] != stamp(policy, file, number):
+        return None
+    if (sidecar["file"], sidecar["number"], sidecar["source"]["file"]) != (shard.name, number, file.name):
         return None
     return sidecar if is_intact(folder, sidecar) else None
 

@@ -9,18 +9,22 @@ Shapes: N documents and T ids of a shard.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO
 
 import numpy as np
 import pyarrow
+from pydantic import Field, StringConstraints, TypeAdapter
+from typing_extensions import TypedDict
 
+from marin_build.artifact.bodies import Count, check
+from marin_build.artifact.strict_json import parse_object
 from marin_build.data.encoder import offsets_of
 from marin_build.errors import DamageError, RequestError
+from marin_build.foreign import shortened
 
 LEDGER = "ledger.json"
 FORMAT = 1
@@ -28,6 +32,7 @@ FORMAT = 1
 MAX_TOKENS = (1 << 31) - 1
 """Offsets are 32-bit: the form that `datasets` reads without copying."""
 UINT16_IDS = 1 << 16
+ID_TYPES = (pyarrow.uint16(), pyarrow.int32())
 
 
 def id_type(vocabulary_size: int) -> np.dtype:
@@ -82,15 +87,20 @@ class Shard:
         try:
             with pyarrow.memory_map(str(self.path)) as file:  # the mapping outlives the file, the descriptor does not
                 batch = pyarrow.ipc.open_stream(file).read_next_batch()
+            batch.validate()  # that the buffers are as long as they have to be, without a look at what is in them
             column = batch.column("input_ids")
+            if not pyarrow.types.is_list(column.type) or column.type.value_type not in ID_TYPES or column.null_count:
+                raise DamageError(f"shard {self.path} holds {shortened(str(column.type), 80)} and not lists of ids")
             ids, offsets = column.values.to_numpy(), column.offsets.to_numpy()
         except (OSError, pyarrow.ArrowException, KeyError, StopIteration) as error:
-            raise DamageError(f"shard {self.path} cannot be read: {error}") from error
+            raise DamageError(f"shard {self.path} cannot be read: {shortened(str(error), 300)}") from error
         if (len(ids), len(offsets) - 1) != (self.tokens, self.documents):
             raise DamageError(
                 f"shard {self.path} holds {len(ids):,} ids in {len(offsets) - 1:,} documents, "
                 f"its ledger says {self.tokens:,} in {self.documents:,}"
             )
+        if offsets[0] != 0 or offsets[-1] != len(ids):
+            raise DamageError(f"shard {self.path}: its documents do not begin at 0 and end at its {len(ids):,} ids")
         return ids, offsets
 
 
@@ -131,20 +141,48 @@ class TokenizedSet:
         return self.ledger["tokenizer"]["vocabulary_size"]
 
 
+ShardName = Annotated[str, StringConstraints(pattern=r"^[0-9A-Za-z][0-9A-Za-z._\-]*\.arrow$", max_length=250)]
+
+
+class _Shard(TypedDict):
+    file: ShardName
+    documents: Count
+    tokens: Count
+    bytes: Count
+
+
+class _Totals(TypedDict):
+    documents: Count
+    tokens: Count
+
+
+class _Tokenizer(TypedDict):
+    vocabulary_size: Annotated[int, Field(ge=1, lt=1 << 31)]
+
+
+class _Ledger(TypedDict):
+    format: int
+    shards: list[_Shard]
+    totals: _Totals
+    tokenizer: _Tokenizer
+
+
+_ledger_form = TypeAdapter(_Ledger)
+
+
 def read_ledger(folder: Path) -> dict[str, Any]:
     path = folder / LEDGER
     try:
-        ledger = json.loads(path.read_bytes())
+        ledger = parse_object(path.read_bytes())
+        if isinstance(form := ledger.get("format"), int) and FORMAT < form < 1 << 31:
+            raise RequestError(f"{path} has format {form}, this marin_build reads up to {FORMAT}: install a newer one")
+        check(_ledger_form, ledger)
     except OSError as error:
         raise DamageError(
             f"{path} cannot be read: {error.strerror}; the token set is not finished or damaged"
         ) from None
     except ValueError as error:
         raise DamageError(f"{path} is damaged: {error}") from None
-    if ledger["format"] > FORMAT:
-        raise RequestError(
-            f"{path} has format {ledger['format']}, this marin_build reads up to {FORMAT}: install a newer one"
-        )
     return ledger
 
 

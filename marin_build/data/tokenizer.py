@@ -6,13 +6,14 @@ tokenizer has dense ids, and special tokens by role. Which of them a document ge
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from marin_build.artifact.context import BuildContext, BuildResult
+from marin_build.artifact.strict_json import parse_object
 from marin_build.data.adoption import adopted_files
 from marin_build.data.bpe import train
 from marin_build.data.durable import json_bytes, write_whole
@@ -24,14 +25,21 @@ from marin_build.data.vocabulary import (
     LoadedTokenizer,
     check_vocabulary,
     load_tokenizer,
+    read_small,
     spelling,
 )
 from marin_build.errors import RequestError
+from marin_build.foreign import shortened
 from marin_build.recipe.schema import AdoptedTokenizer, BytesTokenizer, SpecialTokens, TokenizerRecipe
 
 __all__ = ["LoadedTokenizer", "build", "load_tokenizer"]
 
 CHAT_TEMPLATE = "chat_template.jinja"
+"""Kept as it is, and never rendered here."""
+PROGRAMS = (".py", ".pyc", ".so", ".pkl", ".pickle", ".joblib", ".pt", ".pth", ".ckpt", ".bin", ".npy", ".npz")
+RUNS_CODE = ("auto_map", "trust_remote_code")
+NAMES_FILES = ("tokenizer_file", "vocab_file", "merges_file")
+"""Keys of a configuration that make a loader read other files than those beside it."""
 FAST_CLASS = "PreTrainedTokenizerFast"
 """The class that does what tokenizer.json says; others rebuild parts of it by rules of their own."""
 NEW_CONFIG = {"clean_up_tokenization_spaces": False, "model_max_length": 10**30}
@@ -106,27 +114,52 @@ def _adopt(context: BuildContext, wanted: AdoptedTokenizer) -> dict[str, bytes]:
     where = f"{context.target}: {found.get(TOKENIZER, Path(TOKENIZER))}"
     if TOKENIZER not in found:
         raise RequestError(f"{where} is not among the files of tokenizer.source: {', '.join(sorted(found)) or 'none'}")
-    data = found[TOKENIZER].read_bytes()
+    _refuse_programs(context, found)
+    data = _read(context, found[TOKENIZER])
     specification = check_vocabulary(data, wanted.vocabulary_size, wanted.special_tokens, where)
     if specification.get("normalizer"):
         context.logger.warning(f"{where} normalizes text, so decoding may not give back every document byte for byte")
     files = {TOKENIZER: data, CONFIG: _adopted_config(context, found.get(CONFIG), wanted.special_tokens)}
     if CHAT_TEMPLATE in found:
-        files[CHAT_TEMPLATE] = found[CHAT_TEMPLATE].read_bytes()
+        files[CHAT_TEMPLATE] = _read(context, found[CHAT_TEMPLATE])
     unused = sorted(found.keys() - files.keys())
     if unused:
         context.logger.info(f"not used: {', '.join(unused)}")
     return files
 
 
+def _refuse_programs(context: BuildContext, found: Mapping[str, Path]) -> None:
+    """Files that run when they are loaded have no place beside a tokenizer, used or not."""
+    for name in sorted(found):
+        if name.lower().endswith(PROGRAMS):
+            raise RequestError(
+                f"{context.target}: tokenizer.source holds {name!a}, which can run code when it is loaded\n"
+                f"  narrow the files of the source to {TOKENIZER} and {CONFIG}"
+            )
+
+
+def _read(context: BuildContext, path: Path) -> bytes:
+    try:
+        return read_small(path)
+    except OSError as error:
+        raise RequestError(f"{context.target}: {path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise RequestError(f"{context.target}: {path} is not usable: {error}") from None
+
+
 def _adopted_config(context: BuildContext, path: Path | None, roles: SpecialTokens) -> bytes:
     """The configuration as it is where it agrees with the recipe; else with the roles and class changed."""
-    data = path.read_bytes() if path else b"{}"
+    data = _read(context, path) if path else b"{}"
     try:
-        config = json.loads(data)
+        config = parse_object(data)
     except ValueError as error:
         raise RequestError(f"{context.target}: {path} is not JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise RequestError(f"{context.target}: {path} holds a {type(config).__name__}; needs an object")
-    changed = with_roles(config, roles)
+    for key in RUNS_CODE:
+        if config.get(key):
+            raise RequestError(
+                f"{context.target}: {path} has {key} {shortened(ascii(config[key]), 100)}: "
+                "whoever loads this tokenizer would run code from elsewhere\n"
+                f"  copy the files, remove {key}, and name the copies in a source of type files"
+            )
+    changed = with_roles({key: value for key, value in config.items() if key not in NAMES_FILES}, roles)
     return data if path and changed == config else json_bytes(changed, indent=2)

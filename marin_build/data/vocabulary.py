@@ -6,25 +6,31 @@ next free id, another the id written), so such a file is refused and never guess
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import count, islice, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tokenizers
+from pydantic import TypeAdapter
+from typing_extensions import NotRequired, TypedDict  # noqa: UP035 (pydantic needs this one before Python 3.12)
 
+from marin_build.artifact.bodies import Count, check
 from marin_build.artifact.digest import hash_bytes
+from marin_build.artifact.strict_json import parse_object
 from marin_build.data.encoder import Encoded, Encoder, byte_characters, make_encoder, read_library
 from marin_build.errors import DamageError, RequestError
 from marin_build.recipe.schema import SpecialTokens
 
 TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
 ROLES = ("bos", "eos", "pad")
+MAX_CONFIG_BYTES = 16 << 20
+MAX_BYTES = {TOKENIZER: 256 << 20}
+"""Several times the largest that are published: 33 MB, and 2 MB for the configuration."""
 SPACE_MARK = "▁"
 """What SentencePiece writes for a space."""
 
@@ -48,7 +54,7 @@ class LoadedTokenizer:
 
     def token_bytes(self) -> list[bytes]:
         """The bytes of text that each id stands for; b"" for special tokens."""
-        return token_bytes(json.loads((self.folder / TOKENIZER).read_bytes()))
+        return token_bytes(_specification(read_small(self.folder / TOKENIZER)))
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of ids, special tokens spelled out; bytes that are no text become U+FFFD."""
@@ -67,13 +73,13 @@ def load_tokenizer(folder: str | Path) -> LoadedTokenizer:
     """
     folder = Path(folder)
     try:
-        data = (folder / TOKENIZER).read_bytes()
-        specification, config = json.loads(data), json.loads((folder / CONFIG).read_bytes())
+        data = read_small(folder / TOKENIZER)
+        specification, config = _specification(data), parse_object(read_small(folder / CONFIG))
         encoder = make_encoder(data, specification)
     except OSError as error:
         place = error.filename or folder
         raise DamageError(f"{place} cannot be read: {error.strerror}; build the tokenizer again") from None
-    except (ValueError, KeyError) as error:
+    except ValueError as error:
         raise DamageError(f"the tokenizer in {folder} cannot be loaded: {error}; build it again") from None
     ids = special_ids(specification)
     named = {role: ids.get(spelling(config.get(f"{role}_token"))) for role in ROLES}
@@ -84,6 +90,20 @@ def load_tokenizer(folder: str | Path) -> LoadedTokenizer:
         digest=hash_bytes(data),
         encoder=encoder,
     )
+
+
+def read_small(path: Path) -> bytes:
+    """The bytes of a file of a tokenizer, which is small.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is larger than any of its kind.
+    """
+    with path.open("rb") as file:
+        data = file.read(MAX_BYTES.get(path.name, MAX_CONFIG_BYTES) + 1)
+    if len(data) > MAX_BYTES.get(path.name, MAX_CONFIG_BYTES):
+        raise ValueError(f"{path.name} is larger than {len(data) - 1:,} bytes")
+    return data
 
 
 # ---- what a tokenizer.json says --------------------------------------------------------------------------------------
@@ -107,9 +127,47 @@ def special_ids(specification: dict[str, Any]) -> dict[str | None, int]:
     return {added["content"]: added["id"] for added in specification["added_tokens"] if added["special"]}
 
 
-def spelling(token: str | dict[str, Any] | None) -> str | None:
+def spelling(token: Any) -> str | None:
     """A token as tokenizer_config.json writes it: text, or an object with its `content`."""
-    return token.get("content") if isinstance(token, dict) else token
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
+
+
+class _Added(TypedDict):
+    id: Count
+    content: str
+    special: bool
+
+
+class _Model(TypedDict):
+    vocab: dict[str, Count] | list[tuple[str, float]]
+    type: NotRequired[str | None]
+    merges: NotRequired[list[Any]]
+    dropout: NotRequired[float | None]
+
+
+class _Specification(TypedDict):
+    model: _Model
+    added_tokens: list[_Added]
+    normalizer: dict[str, Any] | None
+    pre_tokenizer: dict[str, Any] | None
+    decoder: dict[str, Any] | None
+
+
+_specification_form = TypeAdapter(_Specification)
+
+
+def _specification(data: bytes) -> dict[str, Any]:
+    """What a tokenizer.json says, in the form that the library writes.
+
+    Raises:
+        ValueError: it has another form.
+    """
+    specification = parse_object(data)
+    for part in ("added_tokens", "normalizer", "pre_tokenizer", "decoder"):
+        specification.setdefault(part, [] if part == "added_tokens" else None)
+    check(_specification_form, specification)
+    return specification
 
 
 def token_bytes(specification: dict[str, Any]) -> list[bytes]:
@@ -148,7 +206,7 @@ def _part_types(specification: dict[str, Any]) -> set[str]:
     types = set()
     while waiting:
         part = waiting.pop() or {}
-        types |= {part["type"]} if "type" in part else set()
+        types |= {str(part["type"])} if "type" in part else set()
         waiting += [inner for key in ("normalizers", "pretokenizers", "decoders") for inner in part.get(key, ())]
     return types - {"Sequence"}
 
@@ -163,7 +221,7 @@ def check_vocabulary(data: bytes, size: int, roles: SpecialTokens, where: str) -
         RequestError: what is wrong, with the value seen and the value needed.
     """
     try:
-        specification = json.loads(data)
+        specification = _specification(data)
         library = read_library(data)
     except ValueError as error:
         raise RequestError(
@@ -184,14 +242,16 @@ def check_vocabulary(data: bytes, size: int, roles: SpecialTokens, where: str) -
 def _check_dense(specification: dict[str, Any], where: str) -> None:
     pairs = {*model_tokens(specification), *((a["content"], a["id"]) for a in specification["added_tokens"])}
     ids = sorted(number for _, number in pairs)
-    holes = sorted({*range(ids[-1] + 1)} - {*ids}) if ids else []
+    used = {*ids}
+    holes = ids[-1] + 1 - len(used) if ids else 0
     if not ids or holes:
-        some = ", ".join(map(str, holes[:5])) + (", …" if len(holes) > 5 else "")
+        first = islice((number for number in count() if number not in used), min(holes, 5))  # never lists all of them
+        some = ", ".join(map(str, first)) + (", …" if holes > 5 else "")
         raise RequestError(
-            f"{where} has holes in its ids: {len(holes):,} of 0 to {ids[-1] if ids else 0:,} are unused: {some}\n"
+            f"{where} has holes in its ids: {holes:,} of 0 to {ids[-1] if ids else 0:,} are unused: {some}\n"
             "  libraries disagree about the ids after a hole; fill each with an added token, for example <|unused_0|>"
         )
-    if len(ids) != len({*ids}):
+    if len(ids) != len(used):
         twice = next(number for number, after in pairwise(ids) if number == after)
         tokens = sorted(token for token, number in pairs if number == twice)
         raise RequestError(f"{where} gives id {twice} to several tokens: {', '.join(map(repr, tokens))}")
