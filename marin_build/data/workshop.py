@@ -159,15 +159,18 @@ class Workshop:
 
     # ---- any other file ----
 
-    def _stream(self, file: SourceFile, kept: list[dict[str, Any]]) -> Iterator[Message]:
-        """Work through a file; where a shard of an earlier attempt is, only see that it belongs to the file."""
+    def _stream(self, file: SourceFile, kept: list[dict[str, Any]] | None) -> Iterator[Message]:
+        """Work through a file; where a shard of an earlier attempt is, only see that it belongs to the file.
+
+        `kept` are the sidecars of its first intact shards; None: no shard is kept.
+        """
         reading = _Reading(file)
         number, part = 0, self._part(file, kept, 0, 0, 0)
         for unit in units(decompressed(file.path, reading.chunks()), self._policy.format):
             if self._begins_a_shard(part.end, part.start):
                 yield Advanced(reading.news(), part.encode(), part.kept)
                 if (sidecar := part.finish(last=False)) is None:
-                    yield from self._stream(file, [])
+                    yield from self._stream(file, None)
                     return
                 yield Made(sidecar, part.kept)
                 number, part = number + 1, self._part(file, kept, number + 1, part.end, part.bad_documents)
@@ -181,16 +184,18 @@ class Workshop:
                 f"{self._assignment.target}: source file {file.path} is empty; take it out of the source"
             )
         if (sidecar := part.finish(last=True)) is None:
-            yield from self._stream(file, [])
+            yield from self._stream(file, None)
             return
         yield Made(sidecar, part.kept)
         yield Complete(number + 1)
 
     def _part(
-        self, file: SourceFile, kept: list[dict[str, Any]], number: int, start: int, bad_before: int
+        self, file: SourceFile, kept: list[dict[str, Any]] | None, number: int, start: int, bad_before: int
     ) -> Part | KeptPart:
-        if number < len(kept):
-            return KeptPart(kept[number], file, start, bad_before)
+        if kept is not None:
+            sidecar = kept[number] if number < len(kept) else self._kept(file, number)
+            if sidecar:
+                return KeptPart(sidecar, file, start, bad_before)
         return Part(self._assignment, file, number, start, bad_before)
 
 
