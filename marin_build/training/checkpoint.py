@@ -144,6 +144,8 @@ class Checkpoints:
             )
         if state_digest(state) != saved["state_digest"]:
             return "the state read back is not the state that was saved"
+        if not committed and jax.process_index() == 0:
+            self._write_manifest(step)  # its writer was killed just before, or it was lost since
         return state
 
     def _is_committed(self, step: int) -> bool:
@@ -212,15 +214,19 @@ class Checkpoints:
         """Sync the step, write its manifest, and remove the rolling checkpoints before it."""
         if jax.process_index() != 0:
             return
+        self._write_manifest(step)
+        for older in self.steps():
+            if older < step and not self._is_kept(older):
+                self._remove(older)
+
+    def _write_manifest(self, step: int) -> None:
+        """Commit a step: everything in it is durable before its manifest is there."""
         self._check_lease()
         folder = self.folder / str(step)
         entries = file_entries(folder, list_files(folder), sync=True)
         for path in {(folder / entry["path"]).parent for entry in entries} | {folder, self.folder}:
             sync_folder(path)
         write_whole(folder / MANIFEST, json_bytes({"step": step, "files": entries}, indent=1))
-        for older in self.steps():
-            if older < step and not self._is_kept(older):
-                self._remove(older)
 
     def _remove(self, step: int) -> None:
         """Rename first: no crash leaves a half-removed folder under the name of a checkpoint."""
@@ -241,13 +247,34 @@ class Checkpoints:
             return
         folder = self.folder / str(step)
         problem = first_problem(folder)
+        # Tensors split over hosts are not gathered for this: each host would read all of them.
         if problem is None and jax.process_count() == 1:
-            # Tensors split over hosts are not gathered for this: each host would read all of them.
-            on_host = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), state)
-            if state_digest(load_state(folder, on_host)) != self._saved_with(step)["state_digest"]:
+            read_back = load_state(folder, _on_host(state))
+            if state_digest(read_back) != self._saved_with(step)["state_digest"]:
                 problem = "the state read back is not the state that was saved"
         if problem:
             raise DamageError(f"{folder}: {problem}\n  the disk cannot be trusted; run the same command to resume")
+
+    def set_damaged_aside(self, last: int, state: TrainState) -> tuple[str, ...]:
+        """Set kept checkpoints before `last` aside that are not as they were saved; what was wrong with each.
+
+        Nothing read them while the training ran, and a record must not vouch for bytes that were never saved.
+        """
+        found: dict[int, str] = {}
+        if jax.process_index() == 0:
+            for step in self.steps():
+                if step < last and self._is_kept(step) and (problem := self._problem(step, state)):
+                    found[step] = f"step {step}: {problem}"
+                    self._logger.warning("checkpoint of step %d is not whole and is dropped: %s", step, problem)
+        self._clear(found)
+        return tuple(found.values())
+
+    def _problem(self, step: int, state: TrainState) -> str | None:
+        """What is wrong with a step, every byte read. One whose manifest is lost is judged by its state."""
+        if self._is_committed(step) or jax.process_count() > 1:
+            return first_problem(self.folder / str(step))
+        seen = self._read(step, _on_host(state))
+        return None if isinstance(seen, TrainState) else seen
 
     def not_kept(self) -> tuple[str, ...]:
         """Names in the folder that do not stay: rolling checkpoints, and what was set aside. Folders end in '/'."""
@@ -288,6 +315,12 @@ class Checkpoints:
                 full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder))
                 raise disk_error(full, self.folder, size) from error
             raise MarinError(f"the checkpoint of step {step} could not be saved: {_first_line(error)}") from error
+
+
+def _on_host(state: TrainState) -> TrainState:
+    """Room in memory for such a state."""
+    empty: TrainState = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), state)
+    return empty
 
 
 def load_state(folder: Path, like: TrainState) -> TrainState:

@@ -125,6 +125,7 @@ def train(run: Run) -> BuildResult:
             # ---- Finish: read back what was written, and compare with what a bigram can do ---------------------------
             checkpoints.wait()
             checkpoints.check(recipe.steps, state)
+            history.problems += checkpoints.set_damaged_aside(recipe.steps, state)
             if recipe.measure.baselines:
                 journal.write(recipe.steps, {BIGRAM: _byte_bigram(run)})
             metrics = journal.final(recipe.steps)

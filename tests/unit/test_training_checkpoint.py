@@ -137,6 +137,29 @@ def test_a_save_whose_manifest_a_crash_prevented_counts_if_its_state_is_whole(tm
     assert state_digest(found.state) == state_digest(state(10))
 
 
+def test_a_whole_state_without_a_manifest_gets_one_and_passes_the_final_check(tmp_path):
+    save(tmp_path, 10, 20)
+    for step in (10, 20):
+        (tmp_path / str(step) / MANIFEST).unlink()
+    with checkpoints(tmp_path) as saved:
+        found = saved.restore(PLACED)
+        assert found.step == 20
+        saved.check(20, found.state)
+        assert saved.set_damaged_aside(20, found.state) == ()
+    assert all((tmp_path / step / MANIFEST).is_file() for step in ("10", "20"))
+
+
+def test_no_record_vouches_for_a_kept_step_that_was_damaged_after_it_was_saved(tmp_path, caplog):
+    save(tmp_path, 10, 20, 30)
+    flip_a_bit(tmp_path, 10)
+    with checkpoints(tmp_path) as saved:
+        (problem,) = saved.set_damaged_aside(30, saved.restore(PLACED).state)
+        assert problem.startswith("step 10: ")
+        assert "checkpoint of step 10 is not whole and is dropped" in caplog.text
+        assert saved.steps() == [20, 30]
+        assert saved.not_kept() == ("damaged-10/",)
+
+
 @pytest.mark.parametrize("cut", ["tensors", "folder"])
 def test_a_save_that_was_never_committed_and_is_not_whole_is_no_reason_to_stop(tmp_path, caplog, cut):
     save(tmp_path, 10)
