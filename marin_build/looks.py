@@ -114,6 +114,8 @@ def show_record(record: Record, place: str, status: Status | None) -> None:
         facts.add_row("made from" if entry in record.dependencies else "measured on", _text(entry_target(entry)))
     for key, value in record.provenance.items():
         facts.add_row(_text(key), _text(_short(key, value)))
+    for entry in record.lost:
+        facts.add_row("lost", _text(f"{entry['path']} ({entry['problem']}, noted {entry['noted']})"))
     for entry in record.accepted:
         facts.add_row("accepted", _text(f"{entry['reason']} ({entry['user']}, {entry['time']})"))
     out.print(facts)
@@ -154,6 +156,8 @@ def show_verification(report: Report) -> None:
         out.print(f"  {_text(problem)}")
     if report.foreign:
         out.print(f"  [dim]{len(report.foreign)} files that no record names: {_text(', '.join(report.foreign[:5]))}[/]")
+    if report.lost:
+        out.print(f"  [dim]noted as lost earlier: {_text(', '.join(report.lost[:5]))}[/]")
     if not report.ok:
         out.print(f"  {_text(_advice(report))}")
 
@@ -161,7 +165,9 @@ def show_verification(report: Report) -> None:
 def _advice(report: Report) -> str:
     """What a person can do about the problems."""
     if all(problem.path == "metrics.jsonl" or problem.path.startswith("logs/") for problem in report.problems):
-        return "what it tells of its making is lost; its content is whole, and a build does not make it again"
+        lost = "what it tells of its making is lost and cannot be made again; its content is whole"
+        noted = "the record says so from now on, and the next verification passes"
+        return f"{lost}\n  {noted if report.full else f'to note it: marin-build verify --full {report.target}'}"
     if report.target.kind == "checkpoints":
         return (
             f"snakemake {report.target} falls back to its newest whole step; "

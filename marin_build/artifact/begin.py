@@ -13,8 +13,8 @@ from marin_build.artifact.attempt import Attempt, read_attempt
 from marin_build.artifact.cause import causes, drift_error, input_error
 from marin_build.artifact.examine import Look, State, Status
 from marin_build.artifact.record import Record
-from marin_build.artifact.store import Store
-from marin_build.artifact.verify import check_bytes, check_sizes
+from marin_build.artifact.store import LOGS, Store
+from marin_build.artifact.verify import Problem, check_all, noted_losses
 from marin_build.artifact.work import Work
 from marin_build.errors import DamageError
 from marin_build.recipe.target import Target
@@ -65,7 +65,8 @@ def _repair(
 ) -> Work:
     """Go on without the damaged files: the builder makes what is missing.
 
-    A checkpoint's files stay as they are: its builder knows by itself which steps are whole.
+    A checkpoint's files stay as they are: its builder knows by itself which steps are whole. What tells of the making
+    and is damaged is lost: the record that the repair ends with says so.
     """
     target, record = new.target, status.record
     made = record or there
@@ -73,20 +74,22 @@ def _repair(
         if target.is_dev or (made is None and target.kind in KINDS_MADE_ANEW):
             return _start_anew(store, new, there, logger, keep=True)
         raise _beyond_repair(look, status, made)
-    repairing = dataclasses.replace(new, repairs=record.to_dict() if record else None)
-    suspects = {problem.path for problem in status.problems} if target.kind in KINDS_MADE_ANEW else set()
-    return store.repair(_continued(repairing, there), there, record, _still_bad(store, record, suspects))
-
-
-def _still_bad(store: Store, record: Record | None, suspects: set[str]) -> list[str]:
-    """The suspects that are not as recorded. A file that was restored since it was found bad is kept."""
     if record is None:
-        return []
-    entries = [entry for entry in record.files if entry["path"] in suspects]
-    files = store.files(record)
-    bad = {problem.path for problem in check_sizes(files, entries)}
-    bad |= {problem.path for problem in check_bytes(files, [entry for entry in entries if entry["path"] not in bad])}
-    return sorted(bad)
+        return store.repair(_continued(new, there), there, None, ())
+    suspects = {problem.path for problem in status.problems} if target.kind in KINDS_MADE_ANEW else set()
+    bad = _still_bad(store, record, suspects)
+    repairing = dataclasses.replace(new, repairs=noted_losses(record, bad).to_dict())
+    paths = sorted(problem.path for problem in bad if not problem.path.startswith(f"{LOGS}/"))
+    return store.repair(_continued(repairing, there), there, record, paths)
+
+
+def _still_bad(store: Store, record: Record, suspects: set[str]) -> list[Problem]:
+    """Those of the suspects, and of the logs and metrics, that are not as recorded.
+
+    A file that was restored since it was found bad is kept.
+    """
+    entries = [entry for entry in record.files if entry["path"] in suspects or entry.get("outside_digest")]
+    return check_all(store.files(record), entries)
 
 
 def _beyond_repair(look: Look, status: Status, made: Record | Attempt | None) -> Exception:

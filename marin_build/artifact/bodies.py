@@ -93,6 +93,11 @@ class Damage(TypedDict):
     problem: str
 
 
+class Lost(File):
+    problem: str
+    noted: str
+
+
 class Code(TypedDict):
     digest: str
     modules: list[str]
@@ -134,6 +139,7 @@ class RecordBody(TypedDict):
     accepted: NotRequired[list[Accepted]]
     replaced: NotRequired[list[Build]]
     damage: NotRequired[list[Damage]]
+    lost: NotRequired[list[Lost]]
     written_by: NotRequired[str]
 
 

@@ -163,26 +163,36 @@ def _record(
     content = [entry for entry in files if not entry.get("outside_digest")]
     if not content:
         raise MarinError(f"{target}: the builder made no file that counts as content")
+    digest = result.digest or root_digest(content)
     return Record(
         name=target.name,
         version=target.version,
         kind=target.kind,
         fingerprint=attempt.fingerprint,
-        digest=result.digest or root_digest(content),
+        digest=digest,
         recipe=attempt.recipe,
         dependencies=attempt.dependencies,
         measured=tuple(entry_of(context.dependencies[text].record) for text in validation_sets(context.recipe)),
         files=tuple(files),
         folder=work.place,
-        metrics={name: _metric(target, name, value) for name, value in result.metrics.items()},
+        metrics={**_metrics_before(attempt, digest), **{n: _metric(target, n, v) for n, v in result.metrics.items()}},
         provenance=_provenance(begun, result),
         replaced=_replaced(begun),
+        lost=tuple(attempt.repairs.get("lost", ())) if attempt.repairs else (),
     )
 
 
 def entry_of(dependency: Mapping[str, Any]) -> dict[str, Any]:
     """What a record says of a dependency, given its record."""
     return {key: dependency[key] for key in ("name", "version", "fingerprint", "digest")}
+
+
+def _metrics_before(attempt: Attempt, digest: str) -> Mapping[str, Any]:
+    """What was measured on these very bytes before they were repaired; a repair may have nothing left to measure."""
+    if attempt.repairs and attempt.repairs["digest"] == digest:
+        metrics: Mapping[str, Any] = attempt.repairs["metrics"]
+        return metrics
+    return {}
 
 
 def _metric(target: Target, name: str, value: Any) -> Any:

@@ -17,8 +17,8 @@ from marin_build.artifact.lease import holder
 from marin_build.artifact.owner import Owner
 from marin_build.artifact.record import Record, entry_target, read_record
 from marin_build.artifact.store import Store
-from marin_build.artifact.verify import Problem, check_sizes
-from marin_build.errors import DamageError, DriftError
+from marin_build.artifact.verify import Problem, check_sizes, is_old
+from marin_build.errors import DamageError, DriftError, RecipeError
 from marin_build.recipe.drift import Change
 from marin_build.recipe.target import Target
 
@@ -127,10 +127,29 @@ class Look:
     def _record_or_error(self, target: Target) -> Record | DamageError | None:
         if target not in self._records:
             try:
-                self._records[target] = read_record(self.store, target)
+                self._records[target] = self._read_record(target)
             except DamageError as error:
                 self._records[target] = error
         return self._records[target]
+
+    def _read_record(self, target: Target) -> Record | None:
+        record = read_record(self.store, target)
+        if record is not None and self._is_old(record):
+            raise DamageError(
+                f"{target} is damaged: its record is an old one: its files were made later, from the recipe of now"
+            )
+        return record
+
+    def _is_old(self, record: Record) -> bool:
+        """True when a record of another recipe lies beside later work of the recipe of now."""
+        try:
+            fingerprint = self.book.fingerprint(record.target)
+        except RecipeError:
+            return False
+        if record.fingerprint == fingerprint:
+            return False
+        attempt = read_attempt(self.store, record.target)
+        return attempt is not None and attempt.fingerprint == fingerprint and is_old(record, attempt)
 
     def judge(self, target: Target) -> Status:
         """The state of `target`, apart from who may be building it."""

@@ -80,6 +80,8 @@ class LocalStore(Store):
                 return file.readall()
         except (FileNotFoundError, NotADirectoryError):
             return None
+        except IsADirectoryError:
+            return b""  # unreadable, like any other damage
         except OSError as error:
             if error.errno == errno.ENAMETOOLONG:
                 return None
@@ -88,6 +90,7 @@ class LocalStore(Store):
     def replace(self, target: Target, name: str, data: bytes) -> None:
         path = self.folder(target) / name
         with disk_errors(path, len(data)), _temporary(path, data) as temporary:
+            _set_folder_aside(path)
             os.replace(temporary, path)
             sync_folder(path.parent)
 
@@ -104,6 +107,7 @@ class LocalStore(Store):
     def delete(self, target: Target, name: str) -> None:
         path = self.folder(target) / name
         with disk_errors(path, 0):
+            _set_folder_aside(path)
             try:
                 os.unlink(path)
             except (FileNotFoundError, NotADirectoryError):
@@ -147,7 +151,7 @@ class LocalStore(Store):
         return Path(record.external) if record.external else self.folder(record.target) / record.folder
 
     def foreign(self, record: Record) -> list[str]:
-        known = set() if record.external else {entry["path"] for entry in record.files}
+        known = set() if record.external else {entry["path"] for entry in (*record.files, *record.lost)}
         skip = OWN_NAMES - {ASIDE} | {LOGS}
         return sorted(
             path
@@ -309,6 +313,12 @@ def _is_at(descriptor: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:
         return False
+
+
+def _set_folder_aside(path: Path) -> None:
+    """Move a folder that lies where a small file belongs to `.aside`: it is nobody's."""
+    if path.is_dir() and not path.is_symlink():
+        set_aside(path.parent, [path.name])
 
 
 @contextlib.contextmanager

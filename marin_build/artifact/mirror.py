@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 from pathlib import Path
 
 from marin_build.artifact.record import Record, read_record
@@ -49,6 +50,7 @@ def write(record: Record, folder: Path = FOLDER) -> None:
     try:
         if mirror.is_file() and mirror.read_bytes() == data:
             return
+        _remove_folder(mirror)
         mirror.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_bytes(data)
         os.replace(temporary, mirror)
@@ -59,8 +61,16 @@ def write(record: Record, folder: Path = FOLDER) -> None:
 
 
 def remove(target: Target, folder: Path = FOLDER) -> None:
+    mirror = path(target, folder)
+    _remove_folder(mirror)
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        path(target, folder).unlink()
+        mirror.unlink()
+
+
+def _remove_folder(mirror: Path) -> None:
+    """Remove a folder that lies where a mirror belongs; nothing but mirrors is kept there."""
+    if mirror.is_dir() and not mirror.is_symlink():
+        shutil.rmtree(mirror)
 
 
 def _readable(store: Store, target: Target) -> Record | None:

@@ -56,7 +56,10 @@ class Record:
     replaced: Entries = ()
     """{fingerprint, digest, recipe, dependencies} of builds of other recipes that this one replaced, newest last."""
     damage: Entries = ()
-    """{path, problem}: what `verify --full` found wrong, until it finds all well."""
+    """{path, problem}: what `verify --full` found wrong with the content, until it finds all well."""
+    lost: Entries = ()
+    """{path, bytes, xxh3_128, outside_digest, problem, noted}: logs and metrics, which nobody can make again, that were
+    lost or damaged after they were written. They are no longer in `files`, unless they turn up again."""
     folder: str = "."
     """Where the files are, in the artifact's folder: on an object store `builds/<attempt>`."""
     external: str | None = None
@@ -84,10 +87,10 @@ class Record:
 
 
 _NAMES = frozenset(item.name for item in dataclasses.fields(Record))
-_NEUTRAL = {"folder": ".", "external": None}
+_NEUTRAL = {"lost": (), "folder": ".", "external": None}
 """Left out of the file: most records have no use for these."""
 _NEEDED = frozenset({"schema", "name", "version", "kind", "fingerprint", "digest", "recipe", "dependencies", "files"})
-_LISTS = ("dependencies", "measured", "files", "accepted", "replaced", "damage")
+_LISTS = ("dependencies", "measured", "files", "accepted", "replaced", "damage", "lost")
 
 
 def entry_target(entry: Mapping[str, Any]) -> Target:

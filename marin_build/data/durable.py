@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -53,6 +54,8 @@ def writing(temporary: Path) -> Iterator[BinaryIO]:
 def commit(path: Path) -> None:
     """Give the finished temporary file of `path` its name, durably."""
     with explained(path):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)  # of nobody: the name is the file's
         os.replace(temporary_of(path), path)
         sync_folder(path.parent)
 

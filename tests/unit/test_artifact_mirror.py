@@ -77,3 +77,13 @@ def test_an_unreadable_note_forces_nothing(world: World, text: str):
     forced.write(RAW_TARGET, "r1")
     forced.path(RAW_TARGET).write_text(text)
     assert forced.read(RAW_TARGET) is None
+
+
+def test_a_folder_where_a_mirror_belongs_is_removed(world: World):
+    outcome = world.build(RAW)
+    place = mirror.path(parse_target(RAW))
+    for act in (lambda: mirror.write(outcome.record), lambda: mirror.remove(parse_target(RAW))):
+        place.unlink(missing_ok=True)
+        place.mkdir(parents=True)
+        act()
+        assert not place.is_dir()

@@ -165,3 +165,98 @@ def test_a_report_is_plain_data(world: World):
     assert body["target"] == RAW
     assert body["ok"] is False
     assert body["problems"] == [{"path": "part-0", "problem": "missing"}]
+
+
+# ---- logs and metrics, which cannot be made again --------------------------------------------------------------------
+
+
+def test_a_lost_log_fails_the_verification_that_notes_it_and_no_later_one(world: World):
+    world.build(RAW)
+    (log,) = world.path(RAW, "logs").iterdir()
+    data, name = log.read_bytes(), f"logs/{log.name}"
+    log.unlink()
+    assert problems(world, full=False) == [f"{name}: missing"]
+    assert problems(world, full=False) == [f"{name}: missing"], "a quick one notes nothing"
+    assert problems(world, full=True) == [f"{name}: missing"]
+    report = world.verify(RAW)
+    assert report.ok
+    assert report.lost == (name,)
+    (note,) = world.record(RAW).lost
+    assert (note["path"], note["problem"]) == (name, "missing")
+    assert world.status(RAW).state is State.finished
+    assert not world.build(RAW).built
+    log.write_bytes(data)
+    assert world.verify(RAW).lost == (name,)
+    assert world.record(RAW).lost == (), "what turns up again is a file as before"
+    assert name in {entry["path"] for entry in world.record(RAW).files}
+
+
+def test_a_damaged_log_stays_and_is_not_foreign(world: World):
+    world.build(RAW)
+    (log,) = world.path(RAW, "logs").iterdir()
+    flip(log)
+    world.verify(RAW)
+    report = world.verify(RAW)
+    assert report.ok
+    assert report.foreign == ()
+    assert log.exists()
+
+
+def test_a_repair_keeps_what_was_measured_and_notes_what_was_lost(world: World):
+    def build(context: BuildContext) -> BuildResult:
+        if not (context.folder / "part-0").exists():
+            (context.folder / "metrics.jsonl").write_text('{"step": 1}\n')
+        result = Parts(careful=True)(context)
+        metrics = {"loss": 0.5} if not context.must_resume else {}
+        return BuildResult(metrics=metrics, outside_digest=("metrics.jsonl",), details=result.details)
+
+    world.build(RAW, build)
+    flip(world.path(RAW, "part-1"))
+    flip(world.path(RAW, "metrics.jsonl"))
+    world.verify(RAW)
+    assert world.build(RAW, build).built
+    assert world.record(RAW).metrics == {"loss": 0.5}
+    assert [entry["path"] for entry in world.record(RAW).lost] == ["metrics.jsonl"]
+    assert world.verify(RAW).ok
+
+
+# ---- an old record, and what lies where a small file belongs ---------------------------------------------------------
+
+
+def test_an_old_record_put_beside_later_files_is_named_and_a_plain_build_writes_the_right_one(world: World):
+    world.build(RAW)
+    old = world.path(RAW, ".artifact.json").read_bytes()
+    world.edit(RAW, "0123456789abcdef", "fedcba9876543210")
+    digest = world.build(RAW, force="again").record.digest
+    world.path(RAW, ".artifact.json").write_bytes(old)
+    assert problems(world, full=True) == [
+        ".artifact.json: is an old one: its files were made later, from another recipe"
+    ]
+    assert world.status(RAW).state is State.damaged
+    builder = Parts()
+    assert world.build(RAW, builder).record.digest == digest
+    assert builder.made == []
+    assert world.verify(RAW).ok
+
+
+def test_a_restored_record_and_files_are_drift_and_not_damage(world: World):
+    """All of an earlier build came back: then the files are what the record says."""
+    world.build(RAW)
+    earlier = {path.name: path.read_bytes() for path in world.path(RAW).iterdir() if path.is_file()}
+    world.edit(RAW, "0123456789abcdef", "fedcba9876543210")
+    world.build(RAW, force="again")
+    for name, data in earlier.items():
+        world.path(RAW, name).write_bytes(data)
+    assert world.status(RAW).state is State.drifted
+
+
+@pytest.mark.parametrize("name", [".artifact.json", ".attempt.json"])
+def test_a_folder_where_a_small_file_belongs_is_set_aside(world: World, name: str):
+    digest = world.build(RAW).record.digest
+    world.path(RAW, name).unlink()
+    world.path(RAW, name).mkdir()
+    world.path(RAW, f"{name}/mine").write_text("x")
+    world.build(RAW)
+    world.build(RAW, force="again")
+    assert world.record(RAW).digest == digest
+    assert world.path(RAW, f".aside/{name}/mine").read_text() == "x"
