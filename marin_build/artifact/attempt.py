@@ -80,6 +80,11 @@ class Attempt:
         failure = {"run": self.run, "exit_code": error.exit_code, "message": printable(error)}
         return dataclasses.replace(self, failure=failure)
 
+    def to_bytes(self) -> bytes:
+        body = dataclasses.asdict(self)
+        text = json.dumps({**body, "checksum": body_checksum(body)}, indent=1, sort_keys=True, ensure_ascii=False)
+        return text.encode("utf-8", "surrogatepass") + b"\n"
+
     def raise_again_in(self, run: str | None) -> None:
         """Raise the noted failure when it happened in the same run: a retry cannot cure it."""
         if run is not None and self.failure and self.failure["run"] == run:
@@ -103,7 +108,11 @@ def read_attempt(store: Store, target: Target) -> Attempt | None:
     Raises:
         RequestError: a newer version of the program wrote it.
     """
-    data = store.read(target, ATTEMPT)
+    return parse_attempt(store.read(target, ATTEMPT), target)
+
+
+def parse_attempt(data: bytes | None, target: Target) -> Attempt | None:
+    """As `read_attempt`, of these bytes."""
     try:
         body = parse_object(data or b"null", half_characters=True)
         if isinstance(body["schema"], int) and body["schema"] > SCHEMA:
@@ -121,16 +130,10 @@ def read_attempt(store: Store, target: Target) -> Attempt | None:
 
 
 def write_attempt(store: Store, attempt: Attempt) -> None:
-    store.replace(attempt.target, ATTEMPT, _to_bytes(attempt))
+    store.replace(attempt.target, ATTEMPT, attempt.to_bytes())
 
 
 def note_failure(store: Store, attempt: Attempt, error: MarinError) -> None:
     """Note a failure that a retry cannot cure, unless the attempt is no longer ours; others leave it as it is."""
     if error.exit_code in FINAL_EXIT_CODES:
-        store.exchange(attempt.target, ATTEMPT, _to_bytes(attempt), _to_bytes(attempt.with_failure(error)))
-
-
-def _to_bytes(attempt: Attempt) -> bytes:
-    body = dataclasses.asdict(attempt)
-    text = json.dumps({**body, "checksum": body_checksum(body)}, indent=1, sort_keys=True, ensure_ascii=False)
-    return text.encode("utf-8", "surrogatepass") + b"\n"
+        store.exchange(attempt.target, ATTEMPT, attempt.to_bytes(), attempt.with_failure(error).to_bytes())

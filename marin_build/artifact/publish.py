@@ -122,14 +122,23 @@ def _build_leased(request: _Request, logger: logging.Logger) -> Outcome:
 @contextmanager
 def _leased(request: _Request, logger: logging.Logger, signals: StopSignals, *, wait: bool) -> Iterator[Lease]:
     """Hold the lease of the target."""
-    attempt = read_attempt(request.store, request.target)
-    token = attempt.token if attempt else 0
+    token = _highest_token(request.store, request.target)
     terms = Terms(request.settings.lease_seconds, wait, request.run, token, signals.requested)
     lease = acquire(request.store, request.target, terms, logger)
     try:
         yield lease
     finally:
         _release(lease, logger)
+
+
+def _highest_token(store: Store, target: Target) -> int:
+    """That of the attempt or of the record that is there: a new one must be higher."""
+    attempt = read_attempt(store, target)
+    try:
+        record = read_record(store, target)
+    except DamageError:
+        record = None
+    return max(attempt.token if attempt else 0, record.provenance.get("token", 0) if record else 0)
 
 
 def _tidy_after_the_dead(request: _Request, logger: logging.Logger) -> None:

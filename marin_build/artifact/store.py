@@ -38,10 +38,12 @@ ASIDE = ".aside"
 LOGS = "logs"
 BUILDS = "builds"
 """On an object store: the folder of all builds of an artifact, each in one of its own."""
+KEPT = ".kept"
+"""On an object store: in the folder of a build, the lists of what it has kept so far."""
 TEMPORARY = ".tmp"
 """Ending of files that a writer has not finished; they are never part of an artifact."""
 
-OWN_NAMES = frozenset({RECORD, ATTEMPT, LEASE, LOCK, REBUILD, ASIDE})
+OWN_NAMES = frozenset({RECORD, ATTEMPT, LEASE, LOCK, REBUILD, ASIDE, KEPT})
 """Top-level names of an artifact's folder that belong to the protocol and not to the artifact."""
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -54,13 +56,14 @@ def open_store(prefix: str | Path, cache: str | Path = OBJECT_CACHE) -> Store:
     Raises:
         RequestError: a URL that no installed package understands, or one with a password in it.
     """
-    if "://" in str(prefix):
-        raise RequestError(
-            f"prefix {str(prefix)!r}: object stores are not supported yet; needs a folder on a local or shared disk"
-        )
+    if "://" in str(prefix) and not str(prefix).startswith("file://"):
+        from marin_build.artifact.fsspec_bucket import open_bucket
+        from marin_build.artifact.object_store import ObjectStore
+
+        return ObjectStore(open_bucket(str(prefix)), cache)
     from marin_build.artifact.local_store import LocalStore
 
-    return LocalStore(prefix)
+    return LocalStore(str(prefix).removeprefix("file://"))
 
 
 class Store(ABC):
@@ -68,6 +71,8 @@ class Store(ABC):
 
     parallel = 1
     """How many small requests at once pay off."""
+    fences_by_lock = True
+    """Whether a look at the lease inside the lock is what guards a commit; else the exchange that seals it does."""
 
     # ---- small files -------------------------------------------------------------------------------------------------
 

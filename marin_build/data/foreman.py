@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from marin_build.artifact.context import BuildContext
 from marin_build.data.crew import Crew, Ended, Failed, Key
 from marin_build.data.durable import commit
-from marin_build.data.ledger import ContentDigest, rejections_of, write_sidecar
+from marin_build.data.ledger import ContentDigest, rejections_of, sidecar_of, write_sidecar
 from marin_build.data.part import Assignment, bad_count, bad_documents
 from marin_build.data.progress import Progress
 from marin_build.data.shards import Shard
@@ -127,6 +128,7 @@ class Foreman:
         self._context.check_lease()
         commit(self._context.folder / message.sidecar["file"])
         write_sidecar(self._context.folder, message.sidecar)
+        self._context.keep([message.sidecar["file"], sidecar_of(Path(message.sidecar["file"])).name])
         self.made += 1
 
     def _take(self) -> None:

@@ -67,3 +67,4 @@ def _copy(context: BuildContext, file: SourceFile, copy: Path, progress: Progres
         raise file.changed(digest.hexdigest())
     context.check_lease()
     commit(copy)
+    context.keep([file.name])

@@ -62,6 +62,7 @@ class Checkpoints:
         identity: whose states these are (fingerprint, plan of the data); those of something else are refused.
         is_kept: whether the checkpoint of a step stays for good.
         check_lease: raises when the target is no longer ours; called before anything is committed.
+        keep: called with the names of what is committed, and of what was removed since; see `BuildContext.keep`.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Checkpoints:
         identity: Mapping[str, str],
         is_kept: Callable[[int], bool],
         check_lease: Callable[[], None],
+        keep: Callable[[list[str], list[str]], None] = lambda names, dropped: None,
         logger: logging.Logger,
         must_resume: bool = False,
     ):
@@ -78,6 +80,7 @@ class Checkpoints:
         self._identity = dict(identity)
         self._is_kept = is_kept
         self._check_lease = check_lease
+        self._keep = keep
         self._logger = logger
         self._must_resume = must_resume
         self._saver: orbax.training.Checkpointer | None = None
@@ -215,9 +218,10 @@ class Checkpoints:
         if jax.process_index() != 0:
             return
         self._write_manifest(step)
-        for older in self.steps():
-            if older < step and not self._is_kept(older):
-                self._remove(older)
+        gone = [older for older in self.steps() if older < step and not self._is_kept(older)]
+        for older in gone:
+            self._remove(older)
+        self._keep([str(step)], [str(older) for older in gone])
 
     def _write_manifest(self, step: int) -> None:
         """Commit a step: everything in it is durable before its manifest is there."""

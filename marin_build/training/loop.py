@@ -154,8 +154,15 @@ def _open_checkpoints(run: Run, cadence: Cadence) -> Checkpoints:
         is_kept=cadence.keeps,
         must_resume=run.context.must_resume,
         check_lease=run.context.check_lease,
+        keep=lambda names, dropped: _keep(run.context, names, dropped),
         logger=run.context.logger,
     )
+
+
+def _keep(context: BuildContext, names: list[str], dropped: list[str]) -> None:
+    """Let checkpoints last, with the metrics as they are now: all lines up to their steps are among them."""
+    steps, gone = ([f"{CHECKPOINTS}/{name}" for name in some] for some in (names, dropped))
+    context.keep([*steps, *([METRICS] if (context.folder / METRICS).exists() else [])], gone)
 
 
 def _open_feed(run: Run) -> Feed:

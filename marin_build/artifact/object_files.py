@@ -1,0 +1,115 @@
+"""Files below one folder of a bucket, and how one of them is brought to a local disk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from io import RawIOBase
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from marin_build.artifact.bucket import Bucket, at_once
+from marin_build.artifact.files import Files
+from marin_build.artifact.store import TEMPORARY, disk_errors, make_folder
+from marin_build.errors import MarinError
+
+CHUNK_BYTES = 16 << 20
+LISTED_FROM = 8
+"""From this many files on, one listing is asked before each file."""
+DOWNLOADS = 3
+"""So often a file is downloaded that does not come out as recorded."""
+
+
+class ObjectFiles(Files):
+    """The objects below the folder `front` of a bucket."""
+
+    def __init__(self, bucket: Bucket, front: str) -> None:
+        self._bucket, self._front = bucket, front
+        self.shown = f"{bucket.shown}/{front}" if front else bucket.shown
+
+    def key(self, name: str) -> str:
+        return f"{self._front}/{name}" if self._front else name
+
+    def size(self, name: str) -> int | None:
+        return self._bucket.size(self.key(name))
+
+    def sizes(self, names: Sequence[str]) -> dict[str, int | MarinError | None]:
+        """A listing may be stale: what it does not show is asked for by name."""
+        found: dict[str, int | MarinError | None] = {}
+        if len(names) >= LISTED_FROM:
+            listed = self.list()
+            found = {name: listed[name] for name in names if name in listed}
+        rest = [name for name in names if name not in found]
+        if rest:
+            found |= zip(rest, at_once(self._size_or_error, rest), strict=True)
+        return {name: found[name] for name in names}
+
+    def _size_or_error(self, name: str) -> int | MarinError | None:
+        try:
+            return self.size(name)
+        except MarinError as error:
+            return error
+
+    def open(self, name: str) -> RawIOBase:
+        size = self.size(name)
+        if size is None:
+            raise FileNotFoundError(2, os.strerror(2), f"{self.shown}/{name}")
+        return _Reader(self._bucket, self.key(name), size)
+
+    def list(self) -> dict[str, int]:
+        return self._bucket.listing(self._front)
+
+    def download(self, entry: Mapping[str, Any], path: Path) -> str | None:
+        """Bring the file of `entry` to `path`, where it appears whole; what is wrong with it, or None.
+
+        A file that is not as recorded is there nevertheless; one that is missing is not.
+        """
+        problem: str | None = None
+        for _ in range(DOWNLOADS):
+            try:
+                seen = self._download(entry["path"], path)
+            except FileNotFoundError:
+                return "missing"
+            if seen == (entry["bytes"], entry["xxh3_128"]):
+                return None
+            problem = (
+                f"has {seen[0]:,} bytes of xxh3_128 {seen[1]} instead of {entry['bytes']:,} of {entry['xxh3_128']}"
+            )
+        return problem
+
+    def _download(self, name: str, path: Path) -> tuple[int, str]:
+        temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY}")
+        digest, count = xxhash.xxh3_128(), 0
+        with disk_errors(path), self.open(name) as source:
+            make_folder(path.parent)
+            with open(temporary, "wb") as file:
+                while chunk := source.read(CHUNK_BYTES):
+                    digest.update(chunk)
+                    count += file.write(chunk)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        return count, digest.hexdigest()
+
+
+class _Reader(RawIOBase):
+    """An object as a file; a part that comes back short is asked for again, and the end is where its size says."""
+
+    def __init__(self, bucket: Bucket, key: str, size: int) -> None:
+        self._bucket, self._key, self._size, self._at = bucket, key, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        wanted = min(len(buffer), self._size - self._at)
+        if wanted <= 0:
+            return 0
+        data = self._bucket.read(self._key, self._at, wanted)
+        if not data:
+            raise OSError(5, f"the store gives nothing from byte {self._at:,} of {self._size:,}")
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)

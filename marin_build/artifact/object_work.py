@@ -1,0 +1,180 @@
+"""An attempt on an object store: it works in a scratch folder of this machine, and its files are put into its build."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from marin_build.artifact import kept
+from marin_build.artifact.attempt import Attempt
+from marin_build.artifact.attempt_log import terminal_logger
+from marin_build.artifact.bucket import at_once
+from marin_build.artifact.digest import file_entries, file_entry, list_files
+from marin_build.artifact.lease import Lease
+from marin_build.artifact.object_files import ObjectFiles
+from marin_build.artifact.record import Record
+from marin_build.artifact.store import LOGS, RECORD
+from marin_build.artifact.verify import check_sizes
+from marin_build.artifact.work import Work
+from marin_build.errors import MarinError
+
+if TYPE_CHECKING:
+    from marin_build.artifact.object_store import ObjectStore
+
+Entry = Mapping[str, Any]
+COPIED_BYTES = 64 << 20
+PASSES = 3
+"""So often an upload is tried whose object has another size than the file."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Files of an earlier build that a new one goes on with."""
+
+    files: ObjectFiles
+    entries: Mapping[str, Entry]
+    believes: bool = False
+    """Whether the builder is given a file that is not as its entry says, to judge for itself."""
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A local file that is to be brought to the store."""
+
+    place: Path
+    entry: Entry
+
+
+class ObjectWork(Work):
+    """Only this attempt writes below its `place`."""
+
+    def __init__(self, store: ObjectStore, attempt: Attempt, folder: Path, logs: Path) -> None:
+        self._store, self._bucket = store, store.bucket
+        self.attempt, self.folder, self.logs, self.place = attempt, folder, logs, attempt.folder
+        self._files = ObjectFiles(self._bucket, f"{attempt.target}/{attempt.folder}")
+        self._kept: dict[str, Entry] = {}
+        self._copies = folder.parent / "copies"
+        self._links = 0
+        self._keeping = threading.Lock()
+        self._is_committed = False
+
+    # ---- from earlier builds -----------------------------------------------------------------------------------------
+
+    def carry(self, sources: Sequence[Source]) -> None:
+        """Take over the files of `sources`, those of the first before those of the others, and begin the chain."""
+        for source in sources:
+            missing = [entry for path, entry in source.entries.items() if path not in self._kept]
+            entries = [{key: entry[key] for key in ("path", "bytes", "xxh3_128")} for entry in missing]
+            taken = at_once(lambda entry, source=source: self._take(source, entry), entries)  # type: ignore[misc]
+            self._kept |= {entry["path"]: entry for entry, is_taken in zip(entries, taken, strict=True) if is_taken}
+        self._write_link(self._kept.values(), ())
+
+    def _take(self, source: Source, entry: Entry) -> bool:
+        """True when the file is in the scratch folder and in the build. What this machine has is newer."""
+        path = self.folder / entry["path"]
+        if path.exists():
+            found = file_entry(path)
+            problem = None if found["xxh3_128"] == entry["xxh3_128"] else "was changed since"
+        else:
+            problem = source.files.download(entry, path)
+            if problem and not source.believes:
+                terminal_logger().warning("%s/%s: %s; it is made again", source.files.shown, entry["path"], problem)
+                path.unlink(missing_ok=True)
+        if problem:
+            return False
+        try:
+            self._bucket.copy(source.files.key(entry["path"]), self._files.key(entry["path"]))
+        except FileNotFoundError:
+            return False
+        return bool(self._bucket.size(self._files.key(entry["path"])) == entry["bytes"])
+
+    # ---- to the store ------------------------------------------------------------------------------------------------
+
+    def keep(self, names: Iterable[str], dropped: Iterable[str] = ()) -> None:
+        paths = [path for name in names for path in self._expanded(name)]
+        gone = [path for name in dropped for path in self._in(name)]
+        with self._keeping:
+            self._bring([self._settled(path) for path in paths], gone)
+            shutil.rmtree(self._copies, ignore_errors=True)
+        self._bring_logs()
+
+    def _settled(self, path: str) -> _Piece:
+        """A file as it is now. A small one may be written on meanwhile, such as metrics: a copy of it is brought."""
+        place = self.folder / path
+        if place.stat().st_size <= COPIED_BYTES:
+            (self._copies / path).parent.mkdir(parents=True, exist_ok=True)
+            place = Path(shutil.copyfile(place, self._copies / path))
+        return _Piece(place, {**file_entry(place), "path": path})
+
+    def _expanded(self, name: str) -> list[str]:
+        folder = self.folder / name
+        return [f"{name}/{inner}" for inner in list_files(folder)] if folder.is_dir() else [name]
+
+    def _in(self, name: str) -> list[str]:
+        return [path for path in self._kept if path == name or path.startswith(f"{name}/")]
+
+    def _bring(self, pieces: Sequence[_Piece], gone: Sequence[str]) -> None:
+        """Upload what is not there yet, say so, and only then remove what is let go."""
+        missing = [piece for piece in pieces if self._kept.get(piece.entry["path"]) != piece.entry]
+        new = [piece.entry for piece in missing]
+        at_once(self._upload, missing)
+        if new or gone:
+            self._write_link(new, gone)
+        self._kept |= {entry["path"]: entry for entry in new}
+        for path in gone:
+            del self._kept[path]
+        at_once(lambda path: self._bucket.delete(self._files.key(path)), gone)
+
+    def _upload(self, piece: _Piece) -> None:
+        """Raises:
+        MarinError: the object that came of it is not the file.
+        """
+        key, size = self._files.key(piece.entry["path"]), None
+        for _ in range(PASSES):
+            self._bucket.upload(piece.place, key)
+            size = self._bucket.size(key)
+            if size == piece.entry["bytes"]:
+                return
+        raise MarinError(f"{self._bucket.shown}/{key}: has {size} bytes after an upload of {piece.entry['bytes']:,}")
+
+    def _write_link(self, added: Iterable[Entry], gone: Iterable[str]) -> None:
+        kept.write_link(self._bucket, f"{self.attempt.target}/{self.place}", self._links, added, gone)
+        self._links += 1
+
+    def _bring_logs(self) -> None:
+        for name in list_files(self.logs):
+            self._bucket.upload(self.logs / name, self._files.key(f"{LOGS}/{name}"))
+
+    def collect(self, names: Sequence[str], log: str) -> list[dict[str, Any]]:
+        entries = file_entries(self.folder, names)
+        with self._keeping:
+            self._bring([_Piece(self.folder / entry["path"], entry) for entry in entries], ())
+        self._bring_logs()
+        name = f"{LOGS}/{log}"
+        return [*entries, {**file_entry(self.logs / log), "path": name}]
+
+    def commit(self, lease: Lease, record: Record, tidy: Callable[[], None]) -> None:
+        """Stage, seal, put in place. The seal decides: it fails for a builder that has lost its lease."""
+        if problems := check_sizes(self._store.files(record), record.files):
+            raise MarinError(f"{record.target}: {self._files.shown}/{problems[0]} after it was brought there")
+        self._store.replace(record.target, f"{self.place}/{RECORD}", record.to_bytes())
+        lease.seal(self.attempt.id)
+        self._store.put_in_place(record.target, self.attempt.id)
+        self._is_committed = True
+        tidy()
+        listed = {entry["path"] for entry in record.files}
+        with self._keeping:
+            self._bring((), [path for path in self._kept if path not in listed])
+
+    def close(self) -> None:
+        try:
+            if self._is_committed:
+                shutil.rmtree(self.folder.parent)
+            else:
+                self._bring_logs()
+        except (MarinError, OSError) as error:
+            terminal_logger().warning("%s: its logs stay in %s: %s", self.attempt.target, self.logs, error)
