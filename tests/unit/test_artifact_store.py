@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -24,9 +26,30 @@ def store(tmp_path: Path) -> LocalStore:
     return LocalStore(tmp_path / "artifacts")
 
 
-def test_an_object_store_is_refused_with_what_is_possible():
-    with pytest.raises(RequestError, match="'gs://bucket/x': object stores are not supported yet; needs a folder"):
+@pytest.mark.parametrize(
+    ("prefix", "said"),
+    [
+        ("gs://user:hunter2@bucket/x", "a prefix may hold no password"),
+        ("s3://bucket/x?X-Amz-Signature=hunter2", r"prefix s3://bucket/x: may hold no '\?' or '#'"),
+        ("gs://", "names no bucket; write gs://BUCKET/FOLDER"),
+        ("nothing://bucket/x", "Protocol not known: nothing"),
+    ],
+)
+def test_a_prefix_that_cannot_be_is_refused_and_no_secret_of_it_is_told(prefix: str, said: str):
+    with pytest.raises(RequestError, match=said) as refused:
+        open_store(prefix)
+    assert "hunter2" not in str(refused.value)
+
+
+def test_a_missing_package_is_one_line_with_what_installs_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    monkeypatch.setattr(importlib.import_module("fsspec.registry"), "_registry", {})
+    with pytest.raises(RequestError, match=r"need a package that is not installed\n  pip install 'marin_build\[gcs\]'"):
         open_store("gs://bucket/x")
+
+
+def test_a_file_url_is_a_folder(tmp_path: Path):
+    assert open_store(f"file://{tmp_path}").shown(TARGET) == LocalStore(tmp_path).shown(TARGET)
 
 
 def test_what_was_written_is_read_and_what_is_not_there_is_none(store: LocalStore):
