@@ -154,9 +154,9 @@ class Look:
     def judge(self, target: Target) -> Status:
         """The state of `target`, apart from who may be building it."""
         found = self._record_or_error(target)
-        attempt = read_attempt(self.store, target)
         if isinstance(found, DamageError):
             return Status(target, State.damaged, None, tuple(str(found).splitlines()))
+        attempt = read_attempt(self.store, target)
         if found is None:
             return self._unfinished(target, attempt)
         return self._finished(target, found, attempt)
@@ -222,7 +222,10 @@ class Look:
         content = record.content
         problems = check_sizes(self.store.files(record), content)
         paths = {entry["path"] for entry in content} - {problem.path for problem in problems}
-        return (*problems, *(Problem(**entry) for entry in record.damage if entry["path"] in paths))
+        return (
+            *problems,
+            *(Problem(entry["path"], entry["problem"]) for entry in record.damage if entry["path"] in paths),
+        )
 
 
 def _failure(attempt: Attempt | None) -> str | None:

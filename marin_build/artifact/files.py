@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from io import RawIOBase
 from pathlib import Path
 
@@ -50,14 +50,21 @@ class Files(ABC):
 
 
 class LocalFiles(Files):
-    """A folder. Links are followed: who moves shards to another disk and leaves links has lost nothing."""
+    """A folder. Links are followed as far as they stay `within` a folder; None: wherever they lead."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, within: Path | None) -> None:
         self.folder, self.shown = folder, str(folder)
+        self._within = within
+        self._inside: set[str] = set()
+        """Folders that were found to be within it."""
 
     def size(self, name: str) -> int | None:
+        path = f"{self.shown}/{name}"
         try:
-            seen = os.stat(f"{self.shown}/{name}")
+            seen = os.lstat(path)
+            self._refuse_link_out(path, stat.S_ISLNK(seen.st_mode))
+            if stat.S_ISLNK(seen.st_mode):
+                seen = os.stat(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -67,10 +74,46 @@ class LocalFiles(Files):
         return seen.st_size
 
     def open(self, name: str) -> RawIOBase:
-        return open(f"{self.shown}/{name}", "rb", buffering=0)
+        path = f"{self.shown}/{name}"
+        self._refuse_link_out(path, os.path.islink(path))
+        return open(path, "rb", buffering=0)
+
+    def _refuse_link_out(self, path: str, is_link: bool) -> None:
+        """Look where a file really lies: where the folder that holds it does, or for a link where it leads."""
+        place = path if is_link else os.path.dirname(path)
+        if self._within is None or place in self._inside:
+            return
+        if not is_within(place, self._within):
+            raise MarinError(f"is a link out of the prefix, to {os.path.realpath(path)}; {ADOPT}")
+        self._inside.add(place)
 
     def list(self) -> dict[str, int]:
         return sizes_below(self.folder)
+
+
+ADOPT = "data that lies elsewhere is taken in with: marin-build adopt"
+
+
+def is_within(path: str | Path, folder: str | Path) -> bool:
+    """Whether a path, once its links are followed, is that of `folder` or below it."""
+    real, top = os.path.realpath(path), os.path.realpath(folder)
+    return os.path.commonpath([real, top]) == top
+
+
+def first_link(folder: Path, name: str) -> str | None:
+    """The first part of a relative path below `folder` that is a link; None where none is."""
+    parts = name.split("/")
+    paths = ("/".join(parts[: end + 1]) for end in range(len(parts)))
+    return next((path for path in paths if os.path.islink(folder / path)), None)
+
+
+def links_below(folder: Path, skip: frozenset[str]) -> Iterator[str]:
+    """Relative paths of the links below a folder, without its top-level `skip`."""
+    for base, folders, names in os.walk(folder):
+        front = "" if base == str(folder) else f"{os.path.relpath(base, folder)}/"
+        if not front:
+            folders[:] = [name for name in folders if name not in skip]
+        yield from (f"{front}{name}" for name in [*folders, *names] if os.path.islink(f"{base}/{name}"))
 
 
 def sizes_below(folder: Path) -> dict[str, int]:

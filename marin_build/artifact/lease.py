@@ -23,7 +23,7 @@ from marin_build.artifact.bodies import check, lease_body
 from marin_build.artifact.owner import Owner, this_process
 from marin_build.artifact.store import LEASE, Store
 from marin_build.artifact.strict_json import parse_object
-from marin_build.errors import LeasedError, MarinError, Stopped
+from marin_build.errors import DamageError, LeasedError, MarinError, Stopped
 from marin_build.recipe.target import Target
 
 POLL_SECONDS = 0.5
@@ -85,7 +85,10 @@ def parse_lease(data: bytes | None) -> LeaseFile | None:
 
 def holder(store: Store, target: Target) -> Owner | None:
     """Who is building `target` now, as far as one look can tell."""
-    lease = parse_lease(store.read(target, LEASE))
+    try:
+        lease = parse_lease(store.read(target, LEASE))
+    except DamageError:  # its folder leads elsewhere
+        return None
     return lease.owner if lease and lease.sign() is Sign.alive else None
 
 

@@ -12,16 +12,18 @@ import fcntl
 import logging
 import os
 import secrets
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from marin_build.artifact.attempt import Attempt, write_attempt
 from marin_build.artifact.attempt_log import last_lines
 from marin_build.artifact.digest import file_entries
-from marin_build.artifact.files import Files, LocalFiles, sizes_below
+from marin_build.artifact.files import ADOPT, Files, LocalFiles, first_link, is_within, links_below, sizes_below
 from marin_build.artifact.lease import Lease
 from marin_build.artifact.record import STAGED, Record, write_record
 from marin_build.artifact.store import (
@@ -50,11 +52,13 @@ from marin_build.artifact.workspace import (
     staged_record,
     work_names,
 )
-from marin_build.errors import LeasedError, MarinError
+from marin_build.errors import DamageError, LeasedError, MarinError
 from marin_build.recipe.target import Target, is_target, parse_target
 
 LOCK_WAIT_SECONDS = 20.0
 LOCK_POLL_SECONDS = 0.005
+MAX_SMALL_BYTES = 1 << 30
+"""Of a small file: a record of a million files has a fifth of it."""
 
 
 class LocalStore(Store):
@@ -76,7 +80,11 @@ class LocalStore(Store):
     def read(self, target: Target, name: str) -> bytes | None:
         path = f"{self.prefix}/{target}/{name}"
         try:
-            with open(path, "rb", buffering=0) as file:
+            with open(path, "rb", buffering=0, opener=_no_link) as file:
+                self._refuse_link_out(target, os.path.dirname(path))
+                status = os.fstat(file.fileno())
+                if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_SMALL_BYTES:
+                    raise DamageError(f"{target} is damaged: {path} is no plain file, or too large")
                 return file.readall()
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -85,10 +93,21 @@ class LocalStore(Store):
         except OSError as error:
             if error.errno == errno.ENAMETOOLONG:
                 return None
+            if error.errno == errno.ELOOP:
+                raise DamageError(f"{target} is damaged: {path} is a link\n  put the file itself there") from None
             raise MarinError(f"{path}: cannot be read: {error.strerror}") from error
+
+    def _refuse_link_out(self, target: Target, folder: str | Path) -> None:
+        """Raise DamageError where a link leads from a folder of the target out of the prefix."""
+        if not is_within(folder, self.prefix):
+            raise DamageError(
+                f"{target} is damaged: {folder} leads out of the prefix, to {os.path.realpath(folder)}\n"
+                f"  remove the link; {ADOPT}"
+            )
 
     def replace(self, target: Target, name: str, data: bytes) -> None:
         path = self.folder(target) / name
+        self._refuse_link_out(target, path.parent)
         with disk_errors(path, len(data)), _temporary(path, data) as temporary:
             _set_folder_aside(path)
             os.replace(temporary, path)
@@ -106,6 +125,7 @@ class LocalStore(Store):
 
     def delete(self, target: Target, name: str) -> None:
         path = self.folder(target) / name
+        self._refuse_link_out(target, path.parent)
         with disk_errors(path, 0):
             _set_folder_aside(path)
             try:
@@ -128,6 +148,7 @@ class LocalStore(Store):
             yield
             return
         path = self.folder(target) / LOCK
+        self._refuse_link_out(target, path.parent)
         with disk_errors(path, 0):
             make_folder(path.parent)
             descriptor = _locked(path, target)
@@ -145,7 +166,7 @@ class LocalStore(Store):
     # ---- finished artifacts ------------------------------------------------------------------------------------------
 
     def files(self, record: Record) -> Files:
-        return LocalFiles(self.fetch(record))
+        return LocalFiles(self.fetch(record), None if record.external else self.prefix)
 
     def fetch(self, record: Record) -> Path:
         return Path(record.external) if record.external else self.folder(record.target) / record.folder
@@ -188,13 +209,13 @@ class LocalStore(Store):
     # ---- attempts ----------------------------------------------------------------------------------------------------
 
     def resume(self, new: Attempt, there: Attempt) -> Work:
-        return self._work(new, there.folder)
+        return _without_links(self._work(new, there.folder))
 
     def rebuild(self, new: Attempt) -> Work:
         """Build in `.rebuild`; the finished artifact stays."""
         self.delete(new.target, ATTEMPT)
         remove(self.folder(new.target) / REBUILD)
-        return self._work(new, REBUILD)
+        return _without_links(self._work(new, REBUILD))
 
     def start_anew(self, new: Attempt, logger: logging.Logger, *, keep: bool) -> Work:
         """Build in the folder itself. The attempt goes before its work: half-removed work belongs to no recipe."""
@@ -206,7 +227,7 @@ class LocalStore(Store):
             discard(main)
         elif aside := set_aside(main, work_names(main)):
             logger.warning("%s: older work was moved to %s", target, aside)
-        return self._work(new, ".")
+        return _without_links(self._work(new, "."))
 
     def repair(self, new: Attempt, there: Attempt | None, record: Record | None, bad: Iterable[str]) -> Work:
         """Make it unfinished again, without its damaged files, in the folder that it is in."""
@@ -215,7 +236,7 @@ class LocalStore(Store):
         set_aside(main, [name for name in bad if os.path.lexists(main / name)])
         if work.folder == main:
             self.delete(new.target, RECORD)
-        return work
+        return _without_links(work)
 
     def _work(self, new: Attempt, folder: str) -> LocalWork:
         attempt = dataclasses.replace(new, folder=folder)
@@ -239,8 +260,9 @@ class LocalStore(Store):
         return sizes_below(self.folder(target))
 
     def remove(self, target: Target, names: Iterable[str]) -> None:
+        self._refuse_link_out(target, self.folder(target))
         for name in names:
-            path = self.folder(target) / name
+            path = self.folder(target) / (first_link(self.folder(target), name) or name)
             with disk_errors(path):
                 path.unlink(missing_ok=True)
                 if path.parent.is_dir():
@@ -287,6 +309,28 @@ class LocalWork(Work):
 def _sync_folders(top: Path) -> None:
     for base, _, _ in os.walk(top):
         sync_folder(Path(base))
+
+
+def _no_link(path: str, flags: int) -> int:
+    """Opens a file that is no link itself, and waits for nobody: a pipe is looked at, not listened to."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def _without_links(work: LocalWork) -> LocalWork:
+    """The work, once no link is in its way: a builder would write, and later delete, where it leads.
+
+    Raises:
+        DamageError: there is one.
+    """
+    main = work.logs.parent
+    found = [name for name in (LOGS, REBUILD) if os.path.islink(main / name)]
+    if found := found or list(islice(links_below(work.folder, frozenset({ASIDE})), 1)):
+        place = (main if found[0] in (LOGS, REBUILD) else work.folder) / found[0]
+        raise DamageError(
+            f"{work.attempt.target}: {place} is a link, and a build writes through none\n"
+            f"  put the files themselves there, or remove the link; {ADOPT}"
+        )
+    return work
 
 
 def _locked(path: Path, target: Target) -> int:

@@ -79,7 +79,7 @@ def verify(store: Store, target: Target, full: bool) -> Report:
         problems += _note(store, record, _noted(files, record, problems))
     else:
         seen = {problem.path for problem in problems}
-        problems += [Problem(**entry) for entry in record.damage if entry["path"] not in seen]
+        problems += [Problem(entry["path"], entry["problem"]) for entry in record.damage if entry["path"] not in seen]
     size = sum(entry["bytes"] for entry in record.files)
     lost = tuple(entry["path"] for entry in record.lost)
     return Report(target, full, len(record.files), size, tuple(problems), tuple(store.foreign(record)), lost)

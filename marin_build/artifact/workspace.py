@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from marin_build.artifact.attempt import read_attempt, write_attempt
+from marin_build.artifact.files import first_link
 from marin_build.artifact.record import STAGED, Record, parse_record, read_record
 from marin_build.artifact.store import (
     ASIDE,
@@ -67,7 +68,9 @@ def discard(folder: Path) -> None:
 def set_aside(folder: Path, names: list[str]) -> Path | None:
     """Move files or folders out of the way, to `.aside`, where `verify` reports them; nothing there is replaced."""
     aside = folder / ASIDE
-    for name in names:
+    if os.path.islink(aside):
+        raise DamageError(f"{aside} is a link, and nothing is moved through one\n  remove it")
+    for name in dict.fromkeys(first_link(folder, name) or name for name in names):
         place = _free(aside / name)
         make_folder(place.parent)
         os.rename(folder / name, place)
@@ -154,10 +157,10 @@ def _move_up(rebuild: Path, folder: Path) -> None:
 
 
 def _remove_left_over(folder: Path, old: Path, new: Record) -> None:
-    """Remove the files that only the old record names; foreign files and logs stay."""
+    """Remove the files that only the old record names; foreign files, logs and what lies behind links stay."""
     kept = {entry["path"] for entry in new.files}
     for path in _recorded_paths(old, new.target):
-        if path not in kept and not path.startswith(f"{LOGS}/"):
+        if path not in kept and not path.startswith(f"{LOGS}/") and not first_link(folder, os.path.dirname(path)):
             with contextlib.suppress(FileNotFoundError, IsADirectoryError, NotADirectoryError):  # or now a new folder
                 (folder / path).unlink()
             with contextlib.suppress(OSError):  # not empty
