@@ -55,14 +55,14 @@ class LocalFiles(Files):
     def __init__(self, folder: Path, within: Path | None) -> None:
         self.folder, self.shown = folder, str(folder)
         self._within = within
-        self._inside: set[str] = set()
-        """Folders that were found to be within it."""
+        self._inside = {""}
+        """Folders and links that were found to be within it."""
 
     def size(self, name: str) -> int | None:
         path = f"{self.shown}/{name}"
         try:
             seen = os.lstat(path)
-            self._refuse_link_out(path, stat.S_ISLNK(seen.st_mode))
+            self._refuse_link_out(name, stat.S_ISLNK(seen.st_mode))
             if stat.S_ISLNK(seen.st_mode):
                 seen = os.stat(path)
         except (FileNotFoundError, NotADirectoryError):
@@ -75,16 +75,16 @@ class LocalFiles(Files):
 
     def open(self, name: str) -> RawIOBase:
         path = f"{self.shown}/{name}"
-        self._refuse_link_out(path, os.path.islink(path))
+        self._refuse_link_out(name, os.path.islink(path))
         return open(path, "rb", buffering=0)
 
-    def _refuse_link_out(self, path: str, is_link: bool) -> None:
-        """Look where a file really lies: where the folder that holds it does, or for a link where it leads."""
-        place = path if is_link else os.path.dirname(path)
+    def _refuse_link_out(self, name: str, is_link: bool) -> None:
+        """Look where a file really lies: where its folder does, which is looked at once, or where the link leads."""
+        place = name if is_link else name.rpartition("/")[0]
         if self._within is None or place in self._inside:
             return
-        if not is_within(place, self._within):
-            raise MarinError(f"is a link out of the prefix, to {os.path.realpath(path)}; {ADOPT}")
+        if first_link(self.folder, place) and not is_within(self.folder / name, self._within):
+            raise MarinError(f"is a link out of the prefix, to {os.path.realpath(self.folder / name)}; {ADOPT}")
         self._inside.add(place)
 
     def list(self) -> dict[str, int]:
@@ -102,9 +102,12 @@ def is_within(path: str | Path, folder: str | Path) -> bool:
 
 def first_link(folder: Path, name: str) -> str | None:
     """The first part of a relative path below `folder` that is a link; None where none is."""
-    parts = name.split("/")
-    paths = ("/".join(parts[: end + 1]) for end in range(len(parts)))
-    return next((path for path in paths if os.path.islink(folder / path)), None)
+    path = ""
+    for part in filter(None, name.split("/")):
+        path = f"{path}/{part}" if path else part
+        if os.path.islink(f"{folder}/{path}"):
+            return path
+    return None
 
 
 def links_below(folder: Path, skip: frozenset[str]) -> Iterator[str]:

@@ -81,7 +81,7 @@ class LocalStore(Store):
         path = f"{self.prefix}/{target}/{name}"
         try:
             with open(path, "rb", buffering=0, opener=_no_link) as file:
-                self._refuse_link_out(target, os.path.dirname(path))
+                self._refuse_link_out(target, name)
                 status = os.fstat(file.fileno())
                 if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_SMALL_BYTES:
                     raise DamageError(f"{target} is damaged: {path} is no plain file, or too large")
@@ -97,17 +97,18 @@ class LocalStore(Store):
                 raise DamageError(f"{target} is damaged: {path} is a link\n  put the file itself there") from None
             raise MarinError(f"{path}: cannot be read: {error.strerror}") from error
 
-    def _refuse_link_out(self, target: Target, folder: str | Path) -> None:
-        """Raise DamageError where a link leads from a folder of the target out of the prefix."""
-        if not is_within(folder, self.prefix):
+    def _refuse_link_out(self, target: Target, name: str = "") -> None:
+        """Raise DamageError where a link leads from the folder of a target, or of a file in it, out of the prefix."""
+        link = first_link(self.prefix, f"{target}/{name}".rpartition("/")[0])
+        if link and not is_within(place := self.prefix / link, self.prefix):
             raise DamageError(
-                f"{target} is damaged: {folder} leads out of the prefix, to {os.path.realpath(folder)}\n"
+                f"{target} is damaged: {place} leads out of the prefix, to {os.path.realpath(place)}\n"
                 f"  remove the link; {ADOPT}"
             )
 
     def replace(self, target: Target, name: str, data: bytes) -> None:
         path = self.folder(target) / name
-        self._refuse_link_out(target, path.parent)
+        self._refuse_link_out(target, name)
         with disk_errors(path, len(data)), _temporary(path, data) as temporary:
             _set_folder_aside(path)
             os.replace(temporary, path)
@@ -125,7 +126,7 @@ class LocalStore(Store):
 
     def delete(self, target: Target, name: str) -> None:
         path = self.folder(target) / name
-        self._refuse_link_out(target, path.parent)
+        self._refuse_link_out(target, name)
         with disk_errors(path, 0):
             _set_folder_aside(path)
             try:
@@ -148,7 +149,7 @@ class LocalStore(Store):
             yield
             return
         path = self.folder(target) / LOCK
-        self._refuse_link_out(target, path.parent)
+        self._refuse_link_out(target)
         with disk_errors(path, 0):
             make_folder(path.parent)
             descriptor = _locked(path, target)
@@ -260,7 +261,7 @@ class LocalStore(Store):
         return sizes_below(self.folder(target))
 
     def remove(self, target: Target, names: Iterable[str]) -> None:
-        self._refuse_link_out(target, self.folder(target))
+        self._refuse_link_out(target)
         for name in names:
             path = self.folder(target) / (first_link(self.folder(target), name) or name)
             with disk_errors(path):
