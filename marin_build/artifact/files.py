@@ -52,7 +52,7 @@ class Files(ABC):
 class LocalFiles(Files):
     """A folder. Links are followed as far as they stay `within` a folder; None: wherever they lead."""
 
-    def __init__(self, folder: Path, within: Path | None) -> None:
+    def __init__(self, folder: Path, within: Path | None = None) -> None:
         self.folder, self.shown = folder, str(folder)
         self._within = within
         self._inside = {""}
