@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from artifact_world import RAW, TOKENIZER, TOKENS, Parts, World
 
-from marin_build.artifact import commit
+from marin_build.artifact import local_store
 from marin_build.artifact.examine import State
 from marin_build.build import builder_of
 
@@ -38,13 +38,13 @@ def killed_in(call: str, when: int, work: Callable[[], Any]) -> int:
     """Run `work` in a child that dies by SIGKILL at its `when`-th `call` after the commit began; its exit code."""
     pid = os.fork()
     if pid == 0:
-        real = commit.write_record
+        real = local_store.write_record
 
         def stop_first(*arguments: Any) -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
             real(*arguments)
 
-        commit.write_record = stop_first  # type: ignore[assignment]
+        local_store.write_record = stop_first  # type: ignore[assignment]
         os._exit(in_this_process(work))
     os.waitpid(pid, os.WUNTRACED)
     inject = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={call}"]

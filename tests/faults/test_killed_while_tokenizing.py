@@ -21,7 +21,7 @@ import pytest
 from fork_server import PROCESSES, ForkServer
 
 from marin_build.artifact.record import Record, read_record
-from marin_build.artifact.store import Store
+from marin_build.artifact.store import open_store
 from marin_build.artifact.verify import verify
 from marin_build.recipe.target import parse_target
 
@@ -67,7 +67,7 @@ class Place:
         return self.server.end()
 
     def record(self) -> Record | None:
-        return read_record(Store(self.folder / "artifacts"), parse_target(TOKENS))
+        return read_record(open_store(self.folder / "artifacts"), parse_target(TOKENS))
 
     def look(self, code: int) -> Kill:
         names = os.listdir(self.tokens) if self.tokens.is_dir() else []
@@ -132,7 +132,7 @@ def survive(place: Place, seed: int) -> None:
     record = place.record()
     assert record is not None
     assert record.digest == place.root
-    report = verify(Store(place.folder / "artifacts"), parse_target(TOKENS), full=True)
+    report = verify(open_store(place.folder / "artifacts"), parse_target(TOKENS), full=True)
     assert (report.problems, report.foreign) == ((), ())
     if not finished:
         made, kept = (record.provenance[key] for key in ("shards_made", "shards_kept"))

@@ -86,7 +86,7 @@ def test_after_a_power_cut_tokenizing_resumes_with_whole_shards_only(world: Worl
     """Shards and sidecars are synced one by one: what a cut leaves of them is used, and never believed half."""
     builder = builder_of("tokenized")
     world.edit(TOKENS, "type: text, document: file", "type: text, document: line")
-    world.edit(TOKENS, "shard_bytes: 1000", "shard_bytes: 150")
+    world.edit(TOKENS, "shard_bytes: 1000", "shard_bytes: 90")
     world.build(RAW)
     world.build(TOKENIZER, builder_of("tokenizers"))
     digest, kept = "", set()
