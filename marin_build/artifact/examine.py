@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -102,7 +103,14 @@ def examine_all(store: Store, book: RecipeBook, targets: Iterable[Target]) -> li
         RecipeError, RequestError: see `examine`.
     """
     look = Look(store, book)
-    return [_with_owner(look.judge(target), holder(store, target)) for target in targets]
+
+    def status(target: Target) -> Status:
+        return _with_owner(look.judge(target), holder(store, target))
+
+    if store.parallel == 1:
+        return [status(target) for target in targets]
+    with ThreadPoolExecutor(store.parallel) as pool:
+        return list(pool.map(status, targets))
 
 
 def _with_owner(status: Status, owner: Owner | None) -> Status:

@@ -130,7 +130,9 @@ class FsspecBucket(Bucket):
             return False
 
     def _get(self, key: str) -> tuple[bytes | None, Version]:
-        data = self._fs.cat_file(self._path(key))
+        data, size = self._fs.cat_file(self._path(key)), self._fs.info(self._path(key))["size"]
+        if len(data) != size:  # cut short, or written just now: another try tells
+            raise OSError(errno.EIO, f"{len(data):,} of {size:,} bytes were read")
         return data, hash_bytes(data)
 
     def _put(self, key: str, data: bytes, version: Version | None) -> bool:

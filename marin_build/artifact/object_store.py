@@ -215,7 +215,8 @@ class ObjectStore(Store):
         found: list[Target] = []
         level = list(KINDS)
         while level:
-            found += [parse_target(name) for name in level if is_target(name) and self.bucket.listing(name)]
+            there = [parse_target(name) for name in level if is_target(name)]
+            found += [target for target in there if self.listing(target)]
             names = [name for name in level if not is_target(name)]
             inside = at_once(self.bucket.folders, names)
             level = [f"{name}/{folder}" for name, folders in zip(names, inside, strict=True) for folder in folders]

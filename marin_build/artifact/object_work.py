@@ -151,11 +151,12 @@ class ObjectWork(Work):
 
     def collect(self, names: Sequence[str], log: str) -> list[dict[str, Any]]:
         entries = file_entries(self.folder, names)
+        log_entry = {**file_entry(self.logs / log), "path": f"{LOGS}/{log}"}
         with self._keeping:
             self._bring([_Piece(self.folder / entry["path"], entry) for entry in entries], ())
         self._bring_logs()
-        name = f"{LOGS}/{log}"
-        return [*entries, {**file_entry(self.logs / log), "path": name}]
+        self._upload(_Piece(self.logs / log, log_entry))
+        return [*entries, log_entry]
 
     def commit(self, lease: Lease, record: Record, tidy: Callable[[], None]) -> None:
         """Stage, seal, put in place. The seal decides: it fails for a builder that has lost its lease."""

@@ -97,6 +97,8 @@ def check_sizes(files: Files, entries: Iterable[Entry]) -> list[Problem]:
     expected = {entry["path"]: entry["bytes"] for entry in entries}
     problems = []
     for path, seen in files.sizes(list(expected)).items():
+        if seen != expected[path]:  # what was seen of many at once may be old
+            seen = files.sizes([path])[path]
         if seen is None:
             problems.append(Problem(path, "missing"))
         elif isinstance(seen, MarinError):

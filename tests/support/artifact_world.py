@@ -14,15 +14,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from marin_build.artifact.context import BuildContext, BuildResult
 from marin_build.artifact.examine import Status, examine
-from marin_build.artifact.local_store import LocalStore
 from marin_build.artifact.publish import Builder, Outcome, build
 from marin_build.artifact.record import Record, read_record
+from marin_build.artifact.store import open_store
 from marin_build.artifact.verify import Report, verify
 from marin_build.errors import MarinError, Stopped
 from marin_build.recipe.load import RecipeBook
@@ -129,6 +129,7 @@ class Parts:
                 time.sleep(self.seconds)
                 context.check_lease()
                 write_whole(path, data)
+                context.keep([path.name])
                 self.made.append(path.name)
                 context.logger.info("made %s", path.name)
         return BuildResult(metrics={"parts": self.count}, details={"devices": ["none"]})
@@ -146,17 +147,24 @@ class World:
     """A working directory with recipes in `config` and artifacts in `artifacts`."""
 
     folder: Path
+    prefix: str = ""
+    """URL of an object store; none: `artifacts` in the folder."""
+    machine: str = "cache"
+    """Name of the folder for what a machine keeps of an object store: another name is another machine."""
 
     @classmethod
-    def make(cls, folder: Path) -> World:
-        world = cls(folder)
+    def make(cls, folder: Path, prefix: str = "") -> World:
+        world = cls(folder, prefix)
         for target, text in RECIPES.items():
             world.write(target, text)
         return world
 
     @property
-    def store(self) -> LocalStore:
-        return LocalStore(self.folder / "artifacts")
+    def store(self) -> Any:
+        return open_store(self.prefix or self.folder / "artifacts", self.folder / self.machine)
+
+    def on_another_machine(self) -> World:
+        return replace(self, machine=f"{self.machine}-other")
 
     @property
     def book(self) -> RecipeBook:
@@ -186,7 +194,7 @@ class World:
         run: str | None = None,
         **settings: Any,
     ) -> Outcome:
-        merged = Settings(**{"prefix": str(self.folder / "artifacts"), "lease_seconds": 30, **settings})
+        merged = Settings(**{"prefix": self.prefix or str(self.folder / "artifacts"), "lease_seconds": 30, **settings})
         return build(
             parse_target(target),
             self.book,
