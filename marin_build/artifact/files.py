@@ -126,3 +126,13 @@ def sizes_below(folder: Path) -> dict[str, int]:
         front = "" if base == str(folder) else f"{os.path.relpath(base, folder)}/"
         found |= {f"{front}{name}": os.lstat(f"{base}/{name}").st_size for name in names}
     return found
+
+
+def external_files(place: str) -> Files:
+    """The files of an adopted artifact: in a folder, or below a URL."""
+    if "://" not in place:
+        return LocalFiles(Path(place))
+    from marin_build.artifact.fsspec_bucket import open_bucket
+    from marin_build.artifact.object_files import ObjectFiles
+
+    return ObjectFiles(open_bucket(place), "")

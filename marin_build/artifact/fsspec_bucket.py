@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import os
 import random
 import secrets
@@ -57,6 +58,7 @@ def _file_system(protocol: str) -> Any:
     package, extra = EXTRAS.get(protocol, ("", ""))
     if package == "gcsfs":  # what its experimental part asks first takes a minute to fail where it is not served
         os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+    logging.getLogger(package or protocol).setLevel(logging.CRITICAL)  # they log with a traceback what they also raise
     try:
         import fsspec
 

@@ -23,7 +23,16 @@ from typing import Any
 from marin_build.artifact.attempt import Attempt, write_attempt
 from marin_build.artifact.attempt_log import last_lines
 from marin_build.artifact.digest import file_entries
-from marin_build.artifact.files import ADOPT, Files, LocalFiles, first_link, is_within, links_below, sizes_below
+from marin_build.artifact.files import (
+    ADOPT,
+    Files,
+    LocalFiles,
+    external_files,
+    first_link,
+    is_within,
+    links_below,
+    sizes_below,
+)
 from marin_build.artifact.lease import Lease
 from marin_build.artifact.record import STAGED, Record, write_record
 from marin_build.artifact.store import (
@@ -54,6 +63,7 @@ from marin_build.artifact.workspace import (
 )
 from marin_build.errors import DamageError, LeasedError, MarinError
 from marin_build.recipe.target import Target, is_target, parse_target
+from marin_build.settings import OBJECT_CACHE
 
 LOCK_WAIT_SECONDS = 20.0
 LOCK_POLL_SECONDS = 0.005
@@ -64,8 +74,10 @@ MAX_SMALL_BYTES = 1 << 30
 class LocalStore(Store):
     """The artifacts below one folder."""
 
-    def __init__(self, prefix: str | Path) -> None:
+    def __init__(self, prefix: str | Path, cache: str | Path = OBJECT_CACHE) -> None:
         self.prefix = Path(prefix).expanduser().absolute()
+        self._cache = Path(cache).expanduser().absolute()
+        """Where files that an adopted artifact has elsewhere are brought."""
         self._held: set[tuple[int, int, Target]] = set()
         """Locks that are held, by process, thread and target."""
 
@@ -167,10 +179,17 @@ class LocalStore(Store):
     # ---- finished artifacts ------------------------------------------------------------------------------------------
 
     def files(self, record: Record) -> Files:
-        return LocalFiles(self.fetch(record), None if record.external else self.prefix)
+        if record.external:
+            return external_files(record.external)
+        return LocalFiles(self.folder(record.target) / record.folder, self.prefix)
 
     def fetch(self, record: Record) -> Path:
-        return Path(record.external) if record.external else self.folder(record.target) / record.folder
+        files = self.files(record)
+        if isinstance(files, LocalFiles):
+            return files.folder
+        from marin_build.artifact.object_files import fetched
+
+        return fetched(files, record, self._cache / "external" / str(record.target))
 
     def foreign(self, record: Record) -> list[str]:
         known = set() if record.external else {entry["path"] for entry in (*record.files, *record.lost)}

@@ -11,9 +11,11 @@ from typing import Any
 import xxhash
 
 from marin_build.artifact.bucket import Bucket, at_once
-from marin_build.artifact.files import Files
-from marin_build.artifact.store import TEMPORARY, disk_errors, make_folder
-from marin_build.errors import MarinError
+from marin_build.artifact.digest import root_digest
+from marin_build.artifact.files import Files, LocalFiles
+from marin_build.artifact.record import Record
+from marin_build.artifact.store import LOGS, TEMPORARY, disk_errors, make_folder
+from marin_build.errors import DamageError, MarinError
 
 CHUNK_BYTES = 16 << 20
 LISTED_FROM = 8
@@ -113,3 +115,28 @@ class _Reader(RawIOBase):
         buffer[: len(data)] = data
         self._at += len(data)
         return len(data)
+
+
+def fetched(files: Files, record: Record, cache: Path) -> Path:
+    """A folder in `cache` with the files of a record, without its logs; those that are there already are kept.
+
+    Each was compared with the record when it came; what is there is looked at by its size.
+
+    Raises:
+        DamageError: one is missing in the store, or is not as recorded.
+    """
+    assert isinstance(files, ObjectFiles)
+    entries = [entry for entry in record.files if not entry["path"].startswith(f"{LOGS}/")]
+    folder = cache / root_digest(entries)
+    here = LocalFiles(folder).sizes([entry["path"] for entry in entries])
+    missing = [entry for entry in entries if here[entry["path"]] != entry["bytes"]]
+    for entry, problem in zip(missing, at_once(lambda e: files.download(e, folder / e["path"]), missing), strict=True):
+        if problem and entry.get("outside_digest"):
+            continue  # what it tells of its making is no reason to stop
+        if problem:
+            (folder / entry["path"]).unlink(missing_ok=True)
+            raise DamageError(
+                f"{record.target} is damaged: {files.shown}/{entry['path']}: {problem}\n  snakemake {record.target}"
+            )
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

@@ -24,10 +24,10 @@ from marin_build.artifact import kept
 from marin_build.artifact.attempt import Attempt, parse_attempt
 from marin_build.artifact.attempt_log import last_lines
 from marin_build.artifact.bucket import THREADS, Bucket, at_once
-from marin_build.artifact.digest import hash_bytes, root_digest
-from marin_build.artifact.files import Files, LocalFiles
+from marin_build.artifact.digest import hash_bytes
+from marin_build.artifact.files import Files, LocalFiles, external_files
 from marin_build.artifact.lease import parse_lease
-from marin_build.artifact.object_files import ObjectFiles
+from marin_build.artifact.object_files import ObjectFiles, fetched
 from marin_build.artifact.object_work import ObjectWork, Source
 from marin_build.artifact.record import Record, parse_record
 from marin_build.artifact.store import ATTEMPT, BUILDS, KEPT, LEASE, LOGS, OWN_NAMES, RECORD, Store, disk_errors
@@ -87,12 +87,11 @@ class ObjectStore(Store):
         files = self.files(record)
         if isinstance(files, LocalFiles):
             return files.folder
-        assert isinstance(files, ObjectFiles)
         return fetched(files, record, self._cache / "read" / str(record.target))
 
     def foreign(self, record: Record) -> list[str]:
         own = f"{record.folder}/"
-        known = set() if record.external else {f"{own}{entry['path']}" for entry in record.files}
+        known = set() if record.external else {f"{own}{entry['path']}" for entry in (*record.files, *record.lost)}
         protocol = (f"{own}{RECORD}", f"{own}{KEPT}/", f"{own}{LOGS}/")
         return sorted(
             name
@@ -107,7 +106,7 @@ class ObjectStore(Store):
 
     def has_work(self, target: Target, attempt: Attempt | None) -> bool:
         if attempt is None:
-            return False
+            return bool(self.bucket.folders(f"{target}/{BUILDS}"))
         scratch = self._scratch(attempt) / FILES
         return any(scratch.glob("*")) or bool(kept.read_chain(self.bucket, self._folder(attempt)))
 
@@ -229,39 +228,6 @@ class ObjectStore(Store):
 
     def remove(self, target: Target, names: Iterable[str]) -> None:
         at_once(lambda name: self.bucket.delete(f"{target}/{name}"), names)
-
-
-def external_files(place: str) -> Files:
-    """The files of an adopted artifact: in a folder, or below a URL."""
-    if "://" not in place:
-        return LocalFiles(Path(place))
-    from marin_build.artifact.fsspec_bucket import open_bucket
-
-    return ObjectFiles(open_bucket(place), "")
-
-
-def fetched(files: ObjectFiles, record: Record, cache: Path) -> Path:
-    """A folder in `cache` with the files of a record, without its logs; those that are there already are kept.
-
-    Each was compared with the record when it came; what is there is looked at by its size.
-
-    Raises:
-        DamageError: one is missing in the store, or is not as recorded.
-    """
-    entries = [entry for entry in record.files if not entry["path"].startswith(f"{LOGS}/")]
-    folder = cache / root_digest(entries)
-    here = LocalFiles(folder).sizes([entry["path"] for entry in entries])
-    missing = [entry for entry in entries if here[entry["path"]] != entry["bytes"]]
-    for entry, problem in zip(missing, at_once(lambda e: files.download(e, folder / e["path"]), missing), strict=True):
-        if problem and entry.get("outside_digest"):
-            continue  # what it tells of its making is no reason to stop
-        if problem:
-            (folder / entry["path"]).unlink(missing_ok=True)
-            raise DamageError(
-                f"{record.target} is damaged: {files.shown}/{entry['path']}: {problem}\n  snakemake {record.target}"
-            )
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 def _readable(data: bytes | None, target: Target) -> Record | None:

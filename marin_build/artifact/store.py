@@ -63,7 +63,7 @@ def open_store(prefix: str | Path, cache: str | Path = OBJECT_CACHE) -> Store:
         return ObjectStore(open_bucket(str(prefix)), cache)
     from marin_build.artifact.local_store import LocalStore
 
-    return LocalStore(str(prefix).removeprefix("file://"))
+    return LocalStore(str(prefix).removeprefix("file://"), cache)
 
 
 class Store(ABC):
