@@ -12,6 +12,7 @@ import logging
 from marin_build.artifact.attempt import Attempt, read_attempt
 from marin_build.artifact.cause import causes, drift_error, input_error
 from marin_build.artifact.examine import Look, State, Status
+from marin_build.artifact.lease import Lease
 from marin_build.artifact.record import Record
 from marin_build.artifact.store import LOGS, Store
 from marin_build.artifact.verify import Problem, check_all, noted_losses
@@ -23,20 +24,27 @@ KINDS_MADE_ANEW = frozenset({"raw", "tokenizers", "tokenized"})
 """Cheap enough to be built from nothing by a plain run when nothing says what their files are."""
 
 
-def begin(store: Store, look: Look, status: Status, new: Attempt, logger: logging.Logger, *, forced: bool) -> Work:
+def begin(
+    store: Store, look: Look, status: Status, new: Attempt, lease: Lease, logger: logging.Logger, *, forced: bool
+) -> Work:
     """Prepare the folder to work in and write the attempt `new`, completed with that folder and what it resumes.
 
+    A builder that slept through its lease must not clear away what its successor made: hence `lease.committing()`.
+
     Raises:
+        LeasedError: another builder has taken over.
         DamageError, DriftError: what is there cannot be repaired without `-f`.
     """
     there = read_attempt(store, new.target)
     if there is not None and _is_resumed(store, look, status, there, new, forced):
-        return store.resume(_continued(new, there), there)
+        with lease.committing():
+            return store.resume(_continued(new, there), there)
     if status.state is State.damaged and not forced:
-        return _repair(store, look, status, there, new, logger)
-    if status.record is not None:
-        return store.rebuild(new)
-    return _start_anew(store, new, there, logger, keep=not forced)
+        return _repair(store, look, status, there, new, lease, logger)
+    with lease.committing():
+        if status.record is not None:
+            return store.rebuild(new)
+        return _start_anew(store, new, there, logger, keep=not forced)
 
 
 def _is_resumed(store: Store, look: Look, status: Status, there: Attempt, new: Attempt, forced: bool) -> bool:
@@ -61,7 +69,13 @@ def _start_anew(store: Store, new: Attempt, there: Attempt | None, logger: loggi
 
 
 def _repair(
-    store: Store, look: Look, status: Status, there: Attempt | None, new: Attempt, logger: logging.Logger
+    store: Store,
+    look: Look,
+    status: Status,
+    there: Attempt | None,
+    new: Attempt,
+    lease: Lease,
+    logger: logging.Logger,
 ) -> Work:
     """Go on without the damaged files: the builder makes what is missing.
 
@@ -72,15 +86,18 @@ def _repair(
     made = record or there
     if made is None or look.changed_inputs(made) or made.fingerprint != new.fingerprint:
         if target.is_dev or (made is None and target.kind in KINDS_MADE_ANEW):
-            return _start_anew(store, new, there, logger, keep=True)
+            with lease.committing():
+                return _start_anew(store, new, there, logger, keep=True)
         raise _beyond_repair(look, status, made)
     if record is None:
-        return store.repair(_continued(new, there), there, None, ())
+        with lease.committing():
+            return store.repair(_continued(new, there), there, None, ())
     suspects = {problem.path for problem in status.problems} if target.kind in KINDS_MADE_ANEW else set()
     bad = _still_bad(store, record, suspects)
     repairing = dataclasses.replace(new, repairs=noted_losses(record, bad).to_dict())
     paths = sorted(problem.path for problem in bad if not problem.path.startswith(f"{LOGS}/"))
-    return store.repair(_continued(repairing, there), there, record, paths)
+    with lease.committing():
+        return store.repair(_continued(repairing, there), there, record, paths)
 
 
 def _still_bad(store: Store, record: Record, suspects: set[str]) -> list[Problem]:

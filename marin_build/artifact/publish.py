@@ -218,7 +218,7 @@ def _carry_out(request: _Request, plan: _Plan, lease: Lease, signals: StopSignal
     store, target, book = request.store, request.target, request.book
     with _disk_errors_explained(Path(store.shown(target))):
         new = _new_attempt(request, plan, lease)
-        work = begin(store, plan.look, plan.status, new, logger, forced=plan.is_forced)
+        work = begin(store, plan.look, plan.status, new, lease, logger, forced=plan.is_forced)
         attempt = work.attempt
         begun = start(attempt, plan.status.record, book.folder, request.command)
     with _working(store, work, lease) as log:

@@ -1,0 +1,28 @@
+"""The protocol of a local disk keeps its invariant in every schedule of every scenario."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from explorer import explore
+from scenarios import CRASH, EVERYTHING, LOCAL, PAUSE, Scenario
+
+NAMES = {CRASH: "a crash", PAUSE: "a pause"}
+QUICK = [pytest.param(s, bounds, id=f"{NAMES[bounds]}: {s}") for s in LOCAL for bounds in s.quick]
+
+
+@pytest.mark.parametrize(("scenario", "bounds"), QUICK)
+def test_the_invariant_holds_through(folder: Path, scenario: Scenario, bounds):
+    with scenario.world(folder) as world:
+        summary = explore(world, bounds)
+    print(summary)
+    assert len(summary.outcomes) > 1
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("scenario", LOCAL, ids=str)
+def test_the_invariant_holds_in_every_interleaving(folder: Path, scenario: Scenario):
+    with scenario.world(folder) as world:
+        print(explore(world, EVERYTHING))
