@@ -96,12 +96,6 @@ def test_a_dry_run_beside_a_live_builder_says_who_builds(repository, waiting):
     assert "is building it" in found.table[RAW]
 
 
-@pytest.mark.row(13)
-def test_a_run_beside_a_live_builder_of_something_else_is_free(repository, waiting):
-    found = repository.snakemake(BYTES)
-    assert found.code == 0, found.text
-
-
 def test_control_c_stops_resumably(repository, waiting):
     os.killpg(waiting.pid, signal.SIGINT)
     said = end(waiting)
