@@ -16,7 +16,6 @@ from repository import BYTES, RAW, TOKENS, Gate, Repository
 from marin_build.artifact.lease import holder
 from marin_build.recipe.target import parse_target
 
-
 DISJOINT = "raw/quickstart/2026.06.28"
 
 
