@@ -143,6 +143,12 @@ class RecordBody(TypedDict):
     written_by: NotRequired[str]
 
 
+class Manifest(TypedDict):
+    """Files of a step of a checkpoint."""
+
+    files: Files
+
+
 class Failure(TypedDict):
     run: str | None
     exit_code: int
@@ -198,6 +204,7 @@ def is_file_name(name: str) -> bool:
 
 
 record_body = TypeAdapter(RecordBody)
+manifest_body = TypeAdapter(Manifest)
 attempt_body = TypeAdapter(AttemptBody)
 lease_body = TypeAdapter(LeaseBody)
 

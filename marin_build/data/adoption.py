@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from marin_build.artifact.context import BuildContext
-from marin_build.data.sources import glob_expression, source_files
+from marin_build.data.sources import Glob, source_files
 from marin_build.errors import MarinError, RequestError
 from marin_build.recipe.sources import FilesSource, HuggingFaceSource
 
@@ -37,7 +37,7 @@ def _hub_files(context: BuildContext, source: HuggingFaceSource) -> list[tuple[s
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     chosen: dict[str, Path] = {}
     for pattern in source.files:
-        matched = list(filter(glob_expression(pattern).fullmatch, names))
+        matched = list(filter(Glob(pattern).matches, names))
         if not matched:
             raise RequestError(f"{context.target}: {_place(source)} has no file that matches {pattern!r}")
         chosen |= {name: folder / name for name in matched}

@@ -22,6 +22,7 @@ from marin_build.artifact.digest import root_digest
 from marin_build.artifact.store import LOGS
 from marin_build.data.progress import Progress
 from marin_build.errors import DamageError, MarinError, RequestError, Stopped
+from marin_build.foreign import shortened
 from marin_build.recipe.sources import ArtifactSource, EmbeddedSource, FilesSource, GitHubSource, HuggingFaceSource
 
 CORPORA = Path(__file__).parent / "corpora"
@@ -109,7 +110,8 @@ def _matches(pattern: str) -> list[tuple[str, Path]]:
     else:
         fixed = _WILDCARD.split(pattern, maxsplit=1)[0]
         base = os.path.dirname(fixed)
-        found = sorted(path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path))
+        short = re.sub(r"(?:\*\*/)+", "**/", pattern)  # each repetition would walk the tree once more
+        found = sorted(path for path in glob.glob(short, recursive=True) if os.path.isfile(path))
     if not found:
         raise RequestError(_nothing_found(pattern))
     return [(_name_of(path, base), Path(path)) for path in found]
@@ -212,7 +214,7 @@ def artifact_files(dependency: Dependency, patterns: Sequence[str]) -> list[Sour
     entries = {entry["path"]: entry for entry in dependency.record["files"] if _is_content(entry["path"])}
     names: dict[str, None] = {}
     for pattern in patterns:
-        matched = sorted(filter(glob_expression(pattern).fullmatch, entries))
+        matched = sorted(filter(Glob(pattern).matches, entries))
         if not matched:
             some = ", ".join(sorted(entries)[:5]) + (", …" if len(entries) > 5 else "")
             raise RequestError(f"no file of {dependency.target} matches {pattern!r}\n  it has: {some}")
@@ -235,25 +237,47 @@ def _recorded(dependency: Dependency, entry: Mapping[str, Any]) -> SourceFile:
     return SourceFile(entry["path"], path, entry["bytes"], entry["xxh3_128"], str(dependency.target))
 
 
-def glob_expression(pattern: str) -> re.Pattern[str]:
-    """A glob over relative paths as a regular expression: `*` stays within a folder, `**` is any number of folders.
+class Glob:
+    """A glob over relative paths: `*` stays within a folder, `**` is any number of folders. No pattern takes long.
 
     Raises:
         RequestError: a set whose range runs backwards.
     """
-    *folders, last = pattern.split("/")
-    expression = "".join("(?:[^/]+/)*" if part == "**" else _segment(part) + "/" for part in folders)
-    try:
-        return re.compile(expression + (".+" if last == "**" else _segment(last)), re.DOTALL)
-    except re.error as error:
-        raise RequestError(f"the glob {pattern!r} means nothing: {error.msg}") from None
+
+    def __init__(self, pattern: str) -> None:
+        *folders, last = pattern.split("/")
+        parts = [*folders, *(("**", "*") if last == "**" else (last,))]
+        try:
+            self._parts = [None if part == "**" else re.compile(_segment(part), re.DOTALL) for part in parts]
+        except re.error as error:
+            raise RequestError(f"the glob {shortened(pattern, 200)!a} means nothing: {error.msg}") from None
+
+    def matches(self, name: str) -> bool:
+        segments, at = name.split("/"), {0}
+        for part in self._parts:
+            if part is None:
+                at = set(range(min(at), len(segments)))
+            else:
+                at = {place + 1 for place in at if place < len(segments) and part.fullmatch(segments[place])}
+            if not at:
+                return False
+        return len(segments) in at
 
 
 def _segment(text: str) -> str:
-    """One part of a glob between two slashes."""
+    """One part of a glob between two slashes. What is between two stars is found once, and not tried again later."""
     pieces = re.findall(r"\[!?+.[^\]]*+\]|.", text, re.DOTALL)
-    simple = {"*": "[^/]*", "?": "[^/]"}
-    return "".join(simple.get(piece) or (_set(piece) if len(piece) > 1 else re.escape(piece)) for piece in pieces)
+    spelled = ["." if piece == "?" else _set(piece) if len(piece) > 1 else re.escape(piece) for piece in pieces]
+    runs = [""]
+    for piece, expression in zip(pieces, spelled, strict=True):
+        if piece == "*":
+            runs.append("")
+        else:
+            runs[-1] += expression
+    if len(runs) == 1:
+        return runs[0]
+    first, *middle, last = runs
+    return first + "".join(f"(?>.*?{run})" for run in middle if run) + f".*{last}"
 
 
 def _set(piece: str) -> str:

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,17 +27,39 @@ from typing import Any
 import jax
 import numpy as np
 from orbax.checkpoint import v1 as orbax
+from pydantic import TypeAdapter
+from typing_extensions import TypedDict
 
+from marin_build.artifact.bodies import Count, Hash, check, manifest_body
 from marin_build.artifact.digest import file_entries, list_files
+from marin_build.artifact.files import first_link
 from marin_build.artifact.store import disk_error, make_folder, sync_folder
+from marin_build.artifact.strict_json import parse_object
 from marin_build.data.durable import json_bytes, write_whole
 from marin_build.errors import DamageError, DriftError, MarinError
 from marin_build.training.state import TrainState, state_digest
 
 MANIFEST = "manifest.json"
+_STEP = re.compile(r"0|[1-9][0-9]{0,17}")
 GOING = "going-"
 DAMAGED = "damaged-"
 """Fronts of folder names that are no checkpoints any more: being removed, or set aside."""
+
+
+class _Notes(TypedDict, total=False):
+    resumed_at: list[Count]
+    seconds: float
+    problems: list[str]
+    scored: Any
+
+
+class _Saved(TypedDict):
+    identity: dict[str, str]
+    state_digest: Hash
+    notes: _Notes
+
+
+_saved_body = TypeAdapter(_Saved)
 
 
 @dataclass(frozen=True)
@@ -93,7 +115,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Steps of the checkpoints on disk, whole or not, rising."""
-        return sorted(int(path.name) for path in self.folder.iterdir() if path.name.isdecimal() and path.is_dir())
+        return sorted(int(path.name) for path in self.folder.iterdir() if _STEP.fullmatch(path.name) and path.is_dir())
 
     def restore(self, placed: TrainState) -> Restored | None:
         """The newest whole checkpoint, on the devices; None where none was committed. Those that are not are set aside.
@@ -155,7 +177,14 @@ class Checkpoints:
         return (self.folder / str(step) / MANIFEST).exists()
 
     def _saved_with(self, step: int) -> dict[str, Any]:
-        return orbax.checkpointables_metadata(self.folder / str(step)).custom_metadata
+        """What was written down beside a state.
+
+        Raises:
+            ValueError: something else stands there.
+        """
+        saved = orbax.checkpointables_metadata(self.folder / str(step)).custom_metadata
+        check(_saved_body, saved)
+        return dict(saved)
 
     def _clear(self, problems: Mapping[int, str]) -> None:
         """Set damaged checkpoints aside, and finish removals that a crash interrupted."""
@@ -336,12 +365,14 @@ def load_state(folder: Path, like: TrainState) -> TrainState:
 def first_problem(folder: Path) -> str | None:
     """The first difference between a step's files and its manifest, every byte read; None where all is well."""
     try:
-        listed = {entry["path"]: entry for entry in json.loads((folder / MANIFEST).read_bytes())["files"]}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        manifest = parse_object((folder / MANIFEST).read_bytes())
+        check(manifest_body, manifest)
+    except (OSError, ValueError) as error:
         return f"{MANIFEST} cannot be read: {_first_line(error)}"
-    missing = [name for name in listed if not (folder / name).is_file()]
-    if missing:
-        return f"{missing[0]} is missing"
+    listed = {entry["path"]: entry for entry in manifest["files"]}
+    for name in listed:
+        if first_link(folder, name) or not (folder / name).is_file():
+            return f"{name} is missing, or a link"
     for entry in file_entries(folder, listed):
         if entry["bytes"] != listed[entry["path"]]["bytes"]:
             return f"{entry['path']} has {entry['bytes']} bytes instead of {listed[entry['path']]['bytes']}"

@@ -33,10 +33,10 @@ class History:
         notes = restored.notes
         return cls(
             first=restored.step,
-            resumed_at=(*notes["resumed_at"], restored.step),
-            seconds=notes["seconds"],
-            problems=(*notes["problems"], *restored.problems),
-            scored=notes["scored"],
+            resumed_at=(*notes.get("resumed_at", ()), restored.step),
+            seconds=notes.get("seconds", 0.0),
+            problems=(*notes.get("problems", ()), *restored.problems),
+            scored=notes.get("scored"),
         )
 
     def was_scored(self, validator: Validator) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from marin_build.data import raw, sources
-from marin_build.data.sources import find, glob_expression
+from marin_build.data.sources import Glob, find
 from marin_build.errors import DamageError, LeasedError, MarinError, RequestError, Stopped
 from marin_build.recipe import schema
 from marin_build.recipe.sources import ArtifactSource, EmbeddedSource, FilesSource, GitHubSource, HuggingFaceSource
@@ -109,8 +109,7 @@ def test_a_name_that_is_not_utf8_is_refused(place):
     ],
 )
 def test_globs_over_the_files_of_an_artifact(pattern, yes, no):
-    expression = glob_expression(pattern)
-    assert [name for name in yes + no if expression.fullmatch(name)] == yes
+    assert [name for name in yes + no if Glob(pattern).matches(name)] == yes
 
 
 def test_artifact_files_that_no_glob_matches_are_named(workbench):
