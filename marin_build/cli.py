@@ -235,6 +235,29 @@ def accept(options: argparse.Namespace) -> int:
     return 0
 
 
+def gc(options: argparse.Namespace) -> int:
+    from marin_build.artifact.attempt_log import terminal_logger
+    from marin_build.artifact.gc import DAY, Sweeper
+    from marin_build.looks import show_unneeded
+
+    place = Workplace(options)
+    sweeper = Sweeper(place.store, place.settings, options.grace_days * DAY, terminal_logger())
+    items = sweeper.look()
+    if options.delete:
+        items = sweeper.delete(items)
+    if options.json:
+        return print_json([item.to_dict() for item in items])
+    show_unneeded(items, options.grace_days, deleted=options.delete)
+    return 0
+
+
+def days(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise ValueError(text)
+    return value
+
+
 # ---- the command line ------------------------------------------------------------------------------------------------
 
 
@@ -302,6 +325,11 @@ def parser() -> argparse.ArgumentParser:
     )
     added.add_argument("target")
     added.add_argument("--reason", required=True)
+    added = verb(gc, "list what no recipe, pin, record or build needs any more; --delete deletes it", looking)
+    added.add_argument("--delete", action="store_true", help="delete what has been listed for the grace period")
+    added.add_argument(
+        "--grace-days", type=days, default=7, help="days from the first listing to the deletion (default: 7)"
+    )
     return top
 
 

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from marin_build.artifact.examine import State, Status
+from marin_build.artifact.gc import Item
 from marin_build.artifact.provenance import PACKAGES, code_changed
 from marin_build.artifact.record import Record, entry_target
 from marin_build.artifact.verify import Report
@@ -174,6 +175,27 @@ def _advice(report: Report) -> str:
             f"where there is none, restore the files, or snakemake -f {report.target} trains it from nothing"
         )
     return f"to repair it: snakemake {report.target}"
+
+
+def show_unneeded(items: Sequence[Item], grace_days: float, *, deleted: bool) -> None:
+    """What housekeeping found, a line for each reason; and what to do about it."""
+    out = console()
+    if not items:
+        out.print("everything is needed")
+        return
+    table = _table("target", "what", "why", "files", "bytes", "when")
+    for item in items:
+        left = grace_days - item.seconds / 86400
+        when = item.outcome or ("now" if item.due else f"in {left:.1f} days")
+        files = item.names[0] if len(item.names) == 1 else f"{len(item.names):,}"
+        row = (item.target, item.what, item.why, files, readable_bytes(item.bytes), when)
+        table.add_row(*map(_text, row))
+    out.print(table)
+    due = [item for item in items if item.due]
+    if due and not deleted:
+        out.print(f"{readable_bytes(sum(item.bytes for item in due))} can go; to delete it: marin-build gc --delete")
+    elif not due:
+        out.print(f"nothing has been listed for {grace_days:g} days yet, so nothing can go")
 
 
 def readable_bytes(count: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from abc import ABC, abstractmethod
@@ -124,7 +125,9 @@ def sizes_below(folder: Path) -> dict[str, int]:
     found: dict[str, int] = {}
     for base, _, names in os.walk(folder):
         front = "" if base == str(folder) else f"{os.path.relpath(base, folder)}/"
-        found |= {f"{front}{name}": os.lstat(f"{base}/{name}").st_size for name in names}
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):  # somebody removed it meanwhile
+                found[f"{front}{name}"] = os.lstat(f"{base}/{name}").st_size
     return found
 
 

@@ -43,7 +43,7 @@ class Owner:
         return cls(**{item.name: body[item.name] for item in dataclasses.fields(cls)})
 
     def is_on_this_machine(self) -> bool:
-        return (self.host, self.boot_id, self.namespace) == (socket.gethostname(), _boot_id(), _namespace())
+        return (self.host, self.boot_id, self.namespace) == (socket.gethostname(), boot_id(), _namespace())
 
     def is_gone(self) -> bool:
         """True when it is certain that the process has ended; for processes of this machine only."""
@@ -52,12 +52,12 @@ class Owner:
 
     def was_before_boot(self, wall_seconds: float) -> bool:
         """True when this host was started anew after `wall_seconds`, a time that the owner was seen at."""
-        return self.host == socket.gethostname() and self.boot_id != _boot_id() and wall_seconds < _boot_seconds()
+        return self.host == socket.gethostname() and self.boot_id != boot_id() and wall_seconds < _boot_seconds()
 
 
 def this_process(run: str | None = None) -> Owner:
     pid = os.getpid()
-    return Owner(socket.gethostname(), _boot_id(), _namespace(), pid, process_start(pid) or 0, user(), run)
+    return Owner(socket.gethostname(), boot_id(), _namespace(), pid, process_start(pid) or 0, user(), run)
 
 
 def process_start(pid: int) -> int | None:
@@ -87,7 +87,8 @@ def _answers(pid: int) -> bool:
 
 
 @cache
-def _boot_id() -> str:
+def boot_id() -> str:
+    """Tells one start of this machine from another; empty where the system does not say."""
     return _text(PROC / "sys/kernel/random/boot_id")
 
 

@@ -33,6 +33,8 @@ RECORD = ".artifact.json"
 ATTEMPT = ".attempt.json"
 LEASE = ".lease.json"
 LOCK = ".lock"
+NOTE = ".gc.json"
+"""What housekeeping found that nobody needs, and since when."""
 REBUILD = ".rebuild"
 ASIDE = ".aside"
 LOGS = "logs"
@@ -43,7 +45,7 @@ KEPT = ".kept"
 TEMPORARY = ".tmp"
 """Ending of files that a writer has not finished; they are never part of an artifact."""
 
-OWN_NAMES = frozenset({RECORD, ATTEMPT, LEASE, LOCK, REBUILD, ASIDE, KEPT})
+OWN_NAMES = frozenset({RECORD, ATTEMPT, LEASE, LOCK, NOTE, REBUILD, ASIDE, KEPT})
 """Top-level names of an artifact's folder that belong to the protocol and not to the artifact."""
 
 FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -204,7 +204,6 @@ ROWS = (
         "garbage collection beside readers and builders",
         "a loop",
         "never deletes what a live lease or a record reaches; the dry run says what the real run does",
-        "gc",
     ),
     Row(
         31,

@@ -1,0 +1,308 @@
+"""Housekeeping: find what nobody needs any more, remember since when, and delete it once it has been so long enough.
+
+What is needed is decided by recipes, pins, records and leases, never by a clock. The grace period only gives people
+time to object: what is found is noted in `.gc.json` of its artifact, and what is needed again is forgotten there. Time
+counts by the clock since the machine started, which nobody sets; across machines or restarts, where only the time of
+day is left, CLOCK_MARGIN_SECONDS of it do not count.
+
+An artifact is deleted under its lease, after a second look, record first: no reader ever sees a record without bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from marin_build.artifact import mirror
+from marin_build.artifact.attempt import Attempt, read_attempt
+from marin_build.artifact.examine import Look
+from marin_build.artifact.lease import Lease, Terms, acquire, holder
+from marin_build.artifact.owner import boot_id
+from marin_build.artifact.reach import reachable
+from marin_build.artifact.record import Record, read_record
+from marin_build.artifact.store import (
+    ASIDE,
+    ATTEMPT,
+    BUILDS,
+    KEPT,
+    LEASE,
+    LOCK,
+    LOGS,
+    NOTE,
+    REBUILD,
+    RECORD,
+    TEMPORARY,
+    Store,
+)
+from marin_build.errors import DamageError, LeasedError, MarinError
+from marin_build.recipe.load import RecipeBook
+from marin_build.recipe.target import Target
+from marin_build.settings import Settings
+
+DAY = 86400.0
+CLOCK_MARGIN_SECONDS = 4 * DAY
+"""Two clocks that are each wrong by two days, in opposite directions."""
+REMOVED_AT_ONCE = 100
+"""Files between two looks at the lease."""
+
+ALL_OR_NOTHING = frozenset({"artifact", "unfinished work", "abandoned rebuild"})
+"""What is one thing: its time begins with its newest file."""
+
+Groups = dict[tuple[str, str], list[str]]
+"""Names of files by (what they are, why they are not needed)."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """Files of one artifact that are not needed, for one reason."""
+
+    target: Target
+    what: str
+    why: str
+    names: tuple[str, ...]
+    bytes: int
+    seconds: float
+    """Since they were first seen so."""
+    due: bool
+    outcome: str = ""
+    """After a deletion: `deleted`, or why not."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "target": str(self.target), "names": list(self.names)}
+
+
+@dataclass(frozen=True)
+class Sweeper:
+    """One call of `marin-build gc`."""
+
+    store: Store
+    settings: Settings
+    grace_seconds: float
+    logger: logging.Logger
+
+    def look(self) -> list[Item]:
+        """Everything that is not needed; notes what is new, and forgets what is needed again.
+
+        Raises:
+            RecipeError, RequestError: what is needed cannot be known; see `reachable`.
+        """
+        book = self._book()
+        needed = reachable(self.store, book, self.settings.keep)
+        look = Look(self.store, book)
+        return [item for target in self.store.targets() for item in self._items(look, target, target in needed)]
+
+    def delete(self, items: Sequence[Item]) -> list[Item]:
+        """Delete those of `items` that are due and still not needed; the same items, with their outcome."""
+        due: dict[Target, list[Item]] = {}
+        for item in items:
+            if item.due:
+                due.setdefault(item.target, []).append(item)
+        outcomes = {target: self._delete(target, found) for target, found in due.items()}
+        return [dataclasses.replace(i, outcome=outcomes[i.target]) if i.due else i for i in items]
+
+    def _book(self) -> RecipeBook:
+        return RecipeBook(self.settings.recipes)
+
+    def _items(self, look: Look, target: Target, is_needed: bool) -> Iterator[Item]:
+        listing = self.store.listing(target)
+        groups = _unneeded(look, target, listing) if is_needed else _all_of(listing)
+        ages = self._ages(target, groups, listing)
+        for (what, why), names in groups.items():
+            if what in ALL_OR_NOTHING:
+                youngest = min(ages[name] for name in names)
+                ages |= dict.fromkeys(names, youngest)
+            for due in (True, False):
+                chosen = [name for name in names if (ages[name] >= self.grace_seconds) is due]
+                if chosen:
+                    size = sum(listing[name] for name in chosen)
+                    yield Item(target, what, why, tuple(chosen), size, max(ages[name] for name in chosen), due)
+
+    def _ages(self, target: Target, groups: Groups, listing: Mapping[str, int]) -> dict[str, float]:
+        """Seconds since each file was first seen not to be needed, as it is now; new ones are noted."""
+        noted, now = _read_note(self.store, target), Sighting.now(0)
+        seen: dict[str, Sighting] = {}
+        for name in (name for names in groups.values() for name in names):
+            old, size = noted.get(name), listing[name]
+            seen[name] = old if old and old.bytes == size else dataclasses.replace(now, bytes=size)
+        if seen != noted:
+            try:
+                _write_note(self.store, target, seen)
+            except MarinError as error:
+                self.logger.warning("%s: what was found could not be noted: %s", target, error)
+        return {name: sighting.seconds_until(now) for name, sighting in seen.items()}
+
+    # ---- deleting ----------------------------------------------------------------------------------------------------
+
+    def _delete(self, target: Target, items: Sequence[Item]) -> str:
+        try:
+            lease = acquire(self.store, target, Terms(self.settings.lease_seconds), self.logger)
+        except MarinError as error:
+            return f"kept: {str(error).splitlines()[0]}"
+        try:
+            whole = self._delete_leased(target, items, lease)
+        except MarinError as error:
+            return f"kept, at least in part: {str(error).splitlines()[0]}"
+        finally:
+            lease.release()
+        if whole:
+            self.store.remove(target, [NOTE])
+            mirror.remove(target)
+        return "deleted"
+
+    def _delete_leased(self, target: Target, items: Sequence[Item], lease: Lease) -> bool:
+        """Delete what is still not needed; True when nothing of the artifact is left.
+
+        Raises:
+            MarinError: it is needed again, or the lease was lost, or the store fails.
+        """
+        book = self._book()
+        needed = target in reachable(self.store, book, self.settings.keep, leased_by_us=target)
+        listing = self.store.listing(target)
+        groups = _unneeded(Look(self.store, book), target, listing, ours=True) if needed else _all_of(listing)
+        still = {name for names in groups.values() for name in names}
+        names = [name for item in items for name in item.names if name in still]
+        if not names and (needed or set(listing) - NEVER):
+            raise LeasedError("it is needed again, or others lie there now")
+        for name in (RECORD, ATTEMPT):
+            if name in names:
+                with lease.committing():
+                    self.store.delete(target, name)
+        rest = sorted(set(names) - {RECORD, ATTEMPT} - NEVER)
+        for start in range(0, len(rest), REMOVED_AT_ONCE):
+            lease.check()
+            self.store.remove(target, rest[start : start + REMOVED_AT_ONCE])
+        noted = _read_note(self.store, target)
+        _write_note(self.store, target, {name: seen for name, seen in noted.items() if name not in names})
+        return not needed
+
+
+# ---- what is not needed ----------------------------------------------------------------------------------------------
+
+NEVER = frozenset({LEASE, LOCK, NOTE})
+PROTOCOL = NEVER | {RECORD, ATTEMPT, LOGS}
+
+
+def _all_of(listing: Mapping[str, int]) -> Groups:
+    names = sorted(name for name in listing if name not in NEVER) or sorted(listing)  # the rest of a killed deletion
+    return {("artifact", "no recipe, pin or needed record names it"): names} if names else {}
+
+
+def _unneeded(look: Look, target: Target, listing: Mapping[str, int], *, ours: bool = False) -> Groups:
+    """The files of an artifact that is needed which nothing needs. Where somebody is at work, or something has to be
+    repaired or put in place first, nothing is said. Logs stay.
+    """
+    store = look.store
+    if (not ours and holder(store, target)) or store.is_decided(target) or store.is_untidy(target):
+        return {}
+    try:
+        record = read_record(store, target)
+    except DamageError:
+        return {}
+    attempt = read_attempt(store, target)
+    if record is None and attempt is None:
+        return {}  # of unknown origin: it may be the only copy of something whose record was lost
+    is_work = attempt is not None and (record is None or store.has_rebuild(record, attempt))
+    work = attempt if is_work else None
+    resumes = work is not None and look.can_resume(work)
+    recorded = _recorded(record)
+    groups: Groups = {}
+    for name in sorted(listing):
+        if _is_protocol(name, record) or name in recorded:
+            continue
+        if work is not None and _is_of(name, work):
+            if not resumes:
+                why = "its recipe or what it is made from is another now, so that no build resumes it"
+                groups.setdefault(("unfinished work", why), [ATTEMPT]).append(name)
+        else:
+            groups.setdefault(_described(name, record), []).append(name)
+    return groups
+
+
+def _is_protocol(name: str, record: Record | None) -> bool:
+    """True for the small files and logs of an artifact; in an object store those of each build are in its folder."""
+    first, *rest = name.split("/")
+    if first != BUILDS or len(rest) < 2:
+        return first in PROTOCOL
+    is_of_record = record is not None and record.folder == f"{BUILDS}/{rest[0]}"
+    return rest[1] == LOGS or (is_of_record and rest[1] in (RECORD, KEPT))
+
+
+def _recorded(record: Record | None) -> set[str]:
+    if record is None or record.external:
+        return set()
+    front = "" if record.folder == "." else f"{record.folder}/"
+    return {f"{front}{entry['path']}" for entry in (*record.files, *record.lost)}
+
+
+def _is_of(name: str, attempt: Attempt) -> bool:
+    """True for a file where an attempt works."""
+    if attempt.folder == ".":
+        return name.partition("/")[0] not in (ASIDE, REBUILD, BUILDS)
+    return name.startswith(f"{attempt.folder}/")
+
+
+def _described(name: str, record: Record | None) -> tuple[str, str]:
+    first = name.partition("/")[0]
+    if first == ASIDE:
+        return "set aside", "a build moved it out of its way"
+    if first == REBUILD:
+        return "abandoned rebuild", "no build resumes it"
+    if first == BUILDS:
+        return "replaced build", "another build has taken its place"
+    if name.endswith(TEMPORARY):
+        return "unfinished file", "its writer is gone"
+    return "foreign file", "no record names it"
+
+
+# ---- notes -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """When a file was first seen not to be needed, by two clocks, and its size then: what still grows is new."""
+
+    boot: str
+    boot_seconds: float
+    wall_seconds: float
+    bytes: int
+
+    @classmethod
+    def now(cls, size: int) -> Sighting:
+        clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+        return cls(boot_id(), time.clock_gettime(clock), time.time(), size)
+
+    def seconds_until(self, now: Sighting) -> float:
+        if self.boot and self.boot == now.boot:
+            return max(0.0, now.boot_seconds - self.boot_seconds)
+        return max(0.0, now.wall_seconds - self.wall_seconds - CLOCK_MARGIN_SECONDS)
+
+
+def _read_note(store: Store, target: Target) -> dict[str, Sighting]:
+    """Sightings by file; nothing where the note is unreadable: then all are new."""
+    found: dict[str, Sighting] = {}
+    try:
+        for entry in json.loads(store.read(target, NOTE) or b"[]"):
+            stamp = str(entry["boot"]), float(entry["boot_seconds"]), float(entry["wall_seconds"])
+            found |= {str(name): Sighting(*stamp, int(size)) for name, size in entry["files"].items()}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return {}
+    return found
+
+
+def _write_note(store: Store, target: Target, seen: Mapping[str, Sighting]) -> None:
+    """Files that were first seen together share one entry."""
+    if not seen:
+        store.delete(target, NOTE)
+        return
+    together: dict[tuple[str, float, float], dict[str, int]] = {}
+    for name, sighting in seen.items():
+        stamp = (sighting.boot, sighting.boot_seconds, sighting.wall_seconds)
+        together.setdefault(stamp, {})[name] = sighting.bytes
+    keys = ("boot", "boot_seconds", "wall_seconds", "files")
+    body = [dict(zip(keys, (*stamp, files), strict=True)) for stamp, files in together.items()]
+    store.replace(target, NOTE, json.dumps(body, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n")

@@ -1,0 +1,72 @@
+"""What must stay: every target that a recipe, a pin, a live lease, or the record of one that must stay reaches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from marin_build.artifact.attempt import read_attempt
+from marin_build.artifact.lease import holder
+from marin_build.artifact.record import entry_target, read_record
+from marin_build.artifact.store import Store
+from marin_build.errors import DamageError, RecipeError, RequestError
+from marin_build.recipe.dependencies import closure
+from marin_build.recipe.target import Target
+
+if TYPE_CHECKING:
+    from marin_build.recipe.load import RecipeBook
+
+
+def reachable(
+    store: Store, book: RecipeBook, keep: Sequence[str], *, leased_by_us: Target | None = None
+) -> set[Target]:
+    """All recipes with what they need, what the globs `keep` match, what is being built, and what these were made from.
+
+    Raises:
+        RecipeError: a recipe cannot be read, so nobody can know what it needs.
+        RequestError: there is no recipe at all, or a record is of a newer version of the program.
+    """
+    here = store.targets()
+    todo = _named(book, here)
+    todo |= {target for target in here if is_kept(target, keep)}
+    todo |= {target for target in here if target != leased_by_us and holder(store, target)}
+    found: set[Target] = set()
+    while todo:
+        target = todo.pop()
+        found.add(target)
+        todo |= _made_from(store, target) - found
+    return found
+
+
+def is_kept(target: Target, keep: Sequence[str]) -> bool:
+    """True when a pin names the target, or matches it as a glob; `*` matches '/' too."""
+    return any(fnmatchcase(str(target), pattern) for pattern in keep)
+
+
+def _named(book: RecipeBook, here: Sequence[Target]) -> set[Target]:
+    named = book.targets()
+    if not named:
+        raise RequestError(
+            f"gc: no recipe is below {book.folder}/, so nothing would be needed\n"
+            "  run it where the recipes are, or set --config recipes=FOLDER"
+        )
+    linked = [target for target in here if book.exists(target)]  # below linked folders, which `targets` does not walk
+    try:
+        return set(closure(book, dict.fromkeys([*named, *linked])))
+    except RecipeError as error:
+        note = "gc deletes nothing while a recipe cannot be read: nobody can know what it needs"
+        raise RecipeError(f"{error}\n  {note}") from None
+
+
+def _made_from(store: Store, target: Target) -> set[Target]:
+    """What the record and the unfinished attempt of a target say that it was made from, or measured on."""
+    attempt = read_attempt(store, target)
+    entries = list(attempt.dependencies) if attempt else []
+    try:
+        record = read_record(store, target)
+    except DamageError:
+        record = None
+    if record is not None:
+        entries += [*record.dependencies, *record.measured]
+    return {entry_target(entry) for entry in entries}
