@@ -12,7 +12,17 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from marin_build.foreign import printable
 from marin_build.settings import Settings
+
+
+def _harmless(value: Any) -> Any:
+    """The same values with every text as `printable`: they end on a page."""
+    if isinstance(value, dict):
+        return {_harmless(key): _harmless(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_harmless(item) for item in value]
+    return printable(value) if isinstance(value, str) else value
 
 
 class Tracker:
@@ -45,7 +55,7 @@ class Tracker:
             entity=None if "WANDB_ENTITY" in os.environ else settings.wandb_entity,
             name=name,
             id=run_id,
-            config=dict(config),
+            config=_harmless(dict(config)),
             mode=mode,
             resume="allow" if mode == "online" else None,
             settings=quiet,
