@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 from marin_build.artifact.context import BuildContext, BuildResult
+from marin_build.artifact.proof import Remaker, whole
 
 BUILDERS = {
     "raw": "marin_build.data.raw",
@@ -17,6 +18,9 @@ BUILDERS = {
     "checkpoints": "marin_build.training.build",
 }
 """The module of each kind, with a function `build`; imported when it is needed, since some take seconds to load."""
+
+REMAKERS = {"tokenized": "marin_build.data.retokenize", "checkpoints": "marin_build.training.replay"}
+"""The modules that make a part of an artifact again, with a function `remake`; others are made again as a whole."""
 
 MALLOC_TUNABLES = (
     "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=17179869184:glibc.malloc.trim_threshold=17179869184"
@@ -30,6 +34,11 @@ def builder_of(kind: str) -> Callable[[BuildContext], BuildResult]:
         return import_module(BUILDERS[kind]).build(context)
 
     return build
+
+
+def remaker_of(kind: str) -> Remaker:
+    """The function that makes a sample of an artifact again, for `proof.prove`."""
+    return import_module(REMAKERS[kind]).remake if kind in REMAKERS else whole(builder_of(kind))
 
 
 def accelerator_present(devices: Path = Path("/dev")) -> bool:

@@ -186,6 +186,8 @@ def verify(options: argparse.Namespace) -> int:
     from marin_build.looks import show_verification
 
     place = Workplace(options)
+    if options.rebuild:
+        return _rebuild(options, place)
     reports = [verify_target(place.store, place.target(typed), full=options.full) for typed in options.targets]
     if options.json:
         print_json([report.to_dict() for report in reports])
@@ -193,6 +195,25 @@ def verify(options: argparse.Namespace) -> int:
         for report in reports:
             show_verification(report)
     return 0 if all(report.ok for report in reports) else 4
+
+
+def _rebuild(options: argparse.Namespace, place: Workplace) -> int:
+    """Make a part of each target again and compare; an artifact that is not whole is not begun with."""
+    from marin_build.artifact.proof import Sample, prove
+    from marin_build.build import remaker_of
+    from marin_build.looks import said_of
+
+    seed = secrets.randbelow(1 << 32) if options.seed is None else options.seed
+    same, found = True, {}
+    for target in map(place.existing, options.targets):
+        sample = Sample(options.rebuild, seed)
+        certificate = prove(place.store, place.book, target, place.settings, remaker_of(target.kind), sample)
+        same, found[str(target)] = same and certificate["equal"] is not None, certificate
+        if not options.json:
+            print(printable(f"{target}: made again: {said_of(certificate)}"))
+    if options.json:
+        print_json(found)
+    return 0 if same else 4
 
 
 # ---- recipes and store -----------------------------------------------------------------------------------------------
@@ -274,6 +295,13 @@ class _Parser(argparse.ArgumentParser):
         super().error(printable(message))
 
 
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number
+
+
 def parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--prefix", help="folder of all artifacts (default: artifacts, or MARIN_PREFIX)")
@@ -310,6 +338,13 @@ def parser() -> argparse.ArgumentParser:
     depth = added.add_mutually_exclusive_group()
     depth.add_argument("--quick", action="store_false", dest="full", help="presence and size of each file (default)")
     depth.add_argument("--full", action="store_true", help="every byte; marks the record when something is wrong")
+    depth.add_argument(
+        "--rebuild",
+        type=_positive,
+        metavar="K",
+        help="make K shards, or K steps of a training, again and compare them; the record keeps what was found",
+    )
+    added.add_argument("--seed", type=int, help="for --rebuild: which shards or steps (default: at random)")
     added.set_defaults(full=False)
     added = verb(new, "write a complete recipe to start from")
     added.add_argument("target")

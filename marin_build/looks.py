@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -28,6 +28,7 @@ COLOURS = {
     State.damaged: "bold red",
 }
 FILES_SHOWN = 12
+CHECKED_SHOWN = 5
 UNCUT_WIDTH = 1000
 
 
@@ -119,6 +120,8 @@ def show_record(record: Record, place: str, status: Status | None) -> None:
         facts.add_row("lost", _text(f"{entry['path']} ({entry['problem']}, noted {entry['noted']})"))
     for entry in record.accepted:
         facts.add_row("accepted", _text(f"{entry['reason']} ({entry['user']}, {entry['time']})"))
+    for entry in record.certificates:
+        facts.add_row("made again", _text(f"{said_of(entry)} ({entry['user']}, {entry['time']})"))
     out.print(facts)
     _show_metrics(out, record)
     _show_files(out, record)
@@ -161,6 +164,14 @@ def show_verification(report: Report) -> None:
         out.print(f"  [dim]noted as lost earlier: {_text(', '.join(report.lost[:5]))}[/]")
     if not report.ok:
         out.print(f"  {_text(_advice(report))}")
+
+
+def said_of(certificate: Mapping[str, Any]) -> str:
+    """One line about what `verify --rebuild` found."""
+    checked = certificate["checked"]
+    more = f" and {len(checked) - CHECKED_SHOWN} more" if len(checked) > CHECKED_SHOWN else ""
+    what = f"{certificate['what']} {', '.join(checked[:CHECKED_SHOWN])}{more}, seed {certificate['seed']}"
+    return f"{what}: {certificate['equal'] or 'NOT THE SAME: ' + certificate['difference']}"
 
 
 def _advice(report: Report) -> str:

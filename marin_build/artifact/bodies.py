@@ -98,6 +98,20 @@ class Lost(File):
     noted: str
 
 
+class Certificate(TypedDict):
+    kind: str
+    what: str
+    checked: list[str]
+    seed: int
+    equal: str | None
+    difference: str | None
+    time: str
+    user: str
+    host: str
+    code: str
+    packages: dict[str, str]
+
+
 class Code(TypedDict):
     digest: str
     modules: list[str]
@@ -107,6 +121,12 @@ class Brief(TypedDict):
     id: Identifier
     started: NotRequired[str]
     host: NotRequired[str]
+
+
+class Conditions(TypedDict):
+    after: Count
+    mesh: dict[str, int]
+    execution: dict[str, Any]
 
 
 class Provenance(TypedDict, total=False):
@@ -119,6 +139,7 @@ class Provenance(TypedDict, total=False):
     packages: dict[str, str]
     code: Code
     attempts: list[Brief]
+    conditions: list[Conditions]
 
 
 class RecordBody(TypedDict):
@@ -140,6 +161,7 @@ class RecordBody(TypedDict):
     replaced: NotRequired[list[Build]]
     damage: NotRequired[list[Damage]]
     lost: NotRequired[list[Lost]]
+    certificates: NotRequired[list[Certificate]]
     written_by: NotRequired[str]
 
 

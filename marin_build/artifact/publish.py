@@ -192,20 +192,25 @@ def _refuse_unpinned(request: _Request) -> None:
 def _dependencies(request: _Request, look: Look) -> dict[str, Record]:
     """Everything that the recipe names, finished and of its recipe of now, with every file in its place."""
     names = needs(request.book.load(request.target))
-    return {text: _dependency(request, look, parse_target(text)) for text in names}
+    return {text: finished_dependency(look, request.target, parse_target(text)) for text in names}
 
 
-def _dependency(request: _Request, look: Look, target: Target) -> Record:
+def finished_dependency(look: Look, consumer: Target, target: Target) -> Record:
+    """The record of something that `consumer` is made from.
+
+    Raises:
+        RequestError, DriftError, DamageError: it is not finished, of another recipe, or damaged.
+    """
     record, state = look.record(target), look.judge(target).state
-    what, help_line = f"{request.target}: its dependency {target}", f"\n  snakemake {target}"
+    what, help_line = f"{consumer}: its dependency {target}", f"\n  snakemake {target}"
     if record is None:
         if state is State.damaged:
             raise DamageError(f"{what} is damaged: its record cannot be read{help_line}")
         raise RequestError(f"{what} is not finished; build it first{help_line}")
-    if found := causes(request.book, look.record, target, record):
+    if found := causes(look.book, look.record, target, record):
         if target.is_dev:
             raise RequestError(f"{what} is of an older recipe; build it first{help_line}")
-        raise drift_error(request.book, target, found, look.drifted(target), finished=True)
+        raise drift_error(look.book, target, found, look.drifted(target), finished=True)
     if problems := look.damage(record):
         raise DamageError(f"{what} is damaged: {problems[0]}{help_line}")
     return record
@@ -216,7 +221,7 @@ def _dependency(request: _Request, look: Look, target: Target) -> Record:
 
 def _carry_out(request: _Request, plan: _Plan, lease: Lease, signals: StopSignals, logger: logging.Logger) -> Outcome:
     store, target, book = request.store, request.target, request.book
-    with _disk_errors_explained(Path(store.shown(target))):
+    with disk_errors_explained(Path(store.shown(target))):
         new = _new_attempt(request, plan, lease)
         work = begin(store, plan.look, plan.status, new, lease, logger, forced=plan.is_forced)
         attempt = work.attempt
@@ -228,7 +233,7 @@ def _carry_out(request: _Request, plan: _Plan, lease: Lease, signals: StopSignal
             fingerprint=attempt.fingerprint,
             folder=work.folder,
             logs=work.logs,
-            dependencies=_fetched(store, plan.dependencies),
+            dependencies=fetched(store, plan.dependencies),
             settings=request.settings,
             logger=log.logger,
             stop_requested=lambda: signals.requested() or lease.is_lost(),
@@ -237,7 +242,7 @@ def _carry_out(request: _Request, plan: _Plan, lease: Lease, signals: StopSignal
             must_resume=attempt.repairs is not None,
         )
         log.logger.info("building %s in %s", target, context.folder)
-        with _disk_errors_explained(context.folder):
+        with disk_errors_explained(context.folder):
             result = request.builder(context)
             record = commit(store, book, lease, context, begun, result, work, log)
     return Outcome(target, True, record)
@@ -250,7 +255,7 @@ def _working(store: Store, work: Work, lease: Lease) -> Iterator[AttemptLog]:
         yield log
 
 
-def _fetched(store: Store, records: Mapping[str, Record]) -> dict[str, Dependency]:
+def fetched(store: Store, records: Mapping[str, Record]) -> dict[str, Dependency]:
     return {text: Dependency(record.target, store.fetch(record), record.to_dict()) for text, record in records.items()}
 
 
@@ -302,7 +307,7 @@ def _put_record_back(store: Store, attempt: Attempt, error: MarinError) -> None:
 
 
 @contextmanager
-def _disk_errors_explained(folder: Path) -> Iterator[None]:
+def disk_errors_explained(folder: Path) -> Iterator[None]:
     """Turn what the system says about files into one line; libraries often wrap a full disk in errors of their own."""
     try:
         yield

@@ -60,6 +60,8 @@ class Record:
     lost: Entries = ()
     """{path, bytes, xxh3_128, outside_digest, problem, noted}: logs and metrics, which nobody can make again, that were
     lost or damaged after they were written. They are no longer in `files`, unless they turn up again."""
+    certificates: Entries = ()
+    """What `verify --rebuild` made again, when, by whom and with what, and whether it was the same; newest last."""
     folder: str = "."
     """Where the files are, in the artifact's folder: on an object store `builds/<attempt>`."""
     external: str | None = None
@@ -87,10 +89,10 @@ class Record:
 
 
 _NAMES = frozenset(item.name for item in dataclasses.fields(Record))
-_NEUTRAL = {"lost": (), "folder": ".", "external": None}
+_NEUTRAL: dict[str, Any] = {"lost": (), "certificates": (), "folder": ".", "external": None}
 """Left out of the file: most records have no use for these."""
 _NEEDED = frozenset({"schema", "name", "version", "kind", "fingerprint", "digest", "recipe", "dependencies", "files"})
-_LISTS = ("dependencies", "measured", "files", "accepted", "replaced", "damage", "lost")
+_LISTS = ("dependencies", "measured", "files", "accepted", "replaced", "damage", "lost", "certificates")
 
 
 def entry_target(entry: Mapping[str, Any]) -> Target:

@@ -45,8 +45,8 @@ def build(context: BuildContext) -> BuildResult:
     """
     recipe = context.recipe
     assert isinstance(recipe, TokenizedRecipe)
-    tokenizer = _tokenizer(context.dependencies[recipe.tokenizer])
-    assignment = _assignment(context, recipe, tokenizer)
+    tokenizer = open_tokenizer(context.dependencies[recipe.tokenizer])
+    assignment = make_assignment(context, recipe, tokenizer)
     files = _in_order(source_files(context, recipe.source), recipe.token_budget)
     for file in files:
         check_format(file.name)
@@ -63,7 +63,7 @@ def build(context: BuildContext) -> BuildResult:
     return _finish(context, recipe, tokenizer, files, foreman)
 
 
-def _tokenizer(dependency: Dependency) -> LoadedTokenizer:
+def open_tokenizer(dependency: Dependency) -> LoadedTokenizer:
     loaded = load_tokenizer(dependency.folder)
     recorded = {entry["path"]: entry["xxh3_128"] for entry in dependency.record["files"]}
     if recorded.get(TOKENIZER) != loaded.digest:
@@ -74,7 +74,7 @@ def _tokenizer(dependency: Dependency) -> LoadedTokenizer:
     return loaded
 
 
-def _assignment(context: BuildContext, recipe: TokenizedRecipe, tokenizer: LoadedTokenizer) -> Assignment:
+def make_assignment(context: BuildContext, recipe: TokenizedRecipe, tokenizer: LoadedTokenizer) -> Assignment:
     if recipe.shard_bytes > MAX_SHARD_BYTES:
         raise RequestError(
             f"{context.target}: shard_bytes {recipe.shard_bytes:,} is too large; at most {MAX_SHARD_BYTES:,}"

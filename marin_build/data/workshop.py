@@ -90,6 +90,23 @@ class Workshop:
     def perform(self, job: Job) -> Iterator[Message]:
         return self._range(job) if isinstance(job, FileRange) else self._file(job.file)
 
+    def remake(self, file: SourceFile, number: int, start: int) -> dict[str, Any]:
+        """Make one shard alone, which begins at byte `start` of the (decompressed) text; returns its sidecar."""
+        part, at = Part(self._assignment, file, number, start), 0
+        if can_be_cut(self._policy.format) and not is_compressed(file.name):
+            chunks, at = read_chunks(file.path, start, None, lambda _: None), start
+        else:
+            chunks = decompressed(file.path, read_chunks(file.path, 0, None, lambda _: None))
+        for unit in units(chunks, self._policy.format):
+            if at > start and self._begins_a_shard(at, start):
+                return part.finish(last=False)
+            if at >= start:
+                part.add(unit)
+            if part.waiting_bytes >= BATCH_BYTES:
+                part.encode()
+            at += len(unit)
+        return part.finish(last=True)
+
     def _file(self, file: SourceFile) -> Iterator[Message]:
         kept = self._kept_from_the_start(file)
         if kept and kept[-1]["last"]:

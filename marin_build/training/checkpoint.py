@@ -30,7 +30,7 @@ from orbax.checkpoint import v1 as orbax
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
-from marin_build.artifact.bodies import Count, Hash, check, manifest_body
+from marin_build.artifact.bodies import Conditions, Count, Hash, check, manifest_body
 from marin_build.artifact.digest import file_entries, list_files
 from marin_build.artifact.files import first_link
 from marin_build.artifact.store import disk_error, make_folder, sync_folder
@@ -51,6 +51,7 @@ class _Notes(TypedDict, total=False):
     seconds: float
     problems: list[str]
     scored: Any
+    conditions: list[Conditions]
 
 
 class _Saved(TypedDict):
@@ -177,14 +178,7 @@ class Checkpoints:
         return (self.folder / str(step) / MANIFEST).exists()
 
     def _saved_with(self, step: int) -> dict[str, Any]:
-        """What was written down beside a state.
-
-        Raises:
-            ValueError: something else stands there.
-        """
-        saved = orbax.checkpointables_metadata(self.folder / str(step)).custom_metadata
-        check(_saved_body, saved)
-        return dict(saved)
+        return saved_with(self.folder / str(step))
 
     def _clear(self, problems: Mapping[int, str]) -> None:
         """Set damaged checkpoints aside, and finish removals that a crash interrupted."""
@@ -360,6 +354,17 @@ def load_state(folder: Path, like: TrainState) -> TrainState:
     """Read a step's folder: onto devices for ShapeDtypeStructs with shardings, into memory for numpy arrays."""
     parts = orbax.load_checkpointables(folder, {"parameters": like.parameters, "optimizer": like.optimizer})
     return TrainState(parts["parameters"], parts["optimizer"])
+
+
+def saved_with(folder: Path) -> dict[str, Any]:
+    """What was written down beside a state.
+
+    Raises:
+        ValueError: something else stands there.
+    """
+    saved = orbax.checkpointables_metadata(folder).custom_metadata
+    check(_saved_body, saved)
+    return dict(saved)
 
 
 def first_problem(folder: Path) -> str | None:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import jax
 from pydantic import ValidationError
 
 from marin_build.artifact.digest import hash_bytes
+from marin_build.artifact.provenance import package_versions
 from marin_build.errors import RequestError
 from marin_build.recipe.schema import CheckpointRecipe, Execution, Mesh
 from marin_build.settings import Settings
 
 DEFAULT = "default"
+COMPILERS = ("jax", "jaxlib", "flax", "optax")
+"""Packages that decide what a step is compiled to."""
 
 
 def choose_execution(recipe: CheckpointRecipe, settings: Settings) -> Execution:
@@ -57,6 +61,19 @@ def micro_batches(recipe: CheckpointRecipe, execution: Execution) -> int:
             f"  needs one of {', '.join(map(str, divisors))}"
         )
     return recipe.global_batch_size // size
+
+
+def conditions(execution: Execution, mesh: jax.sharding.Mesh) -> dict[str, Any]:
+    """What decides the bits of a step besides recipe and data: the devices, how they are used, and the compiler."""
+    device = mesh.devices.flat[0]
+    return {
+        "device": _cpu_type() if device.platform == "cpu" else device.device_kind,
+        "processes": jax.process_count(),
+        "mesh": dict(mesh.shape),
+        "execution": execution.model_dump(mode="json", exclude={"mesh"}),
+        "packages": {name: found for name, found in package_versions().items() if name in COMPILERS},
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+    }
 
 
 def use_compilation_cache(folder: str | None) -> None:

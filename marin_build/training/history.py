@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,8 @@ from marin_build.training.checkpoint import Restored
 from marin_build.training.progress import Progress
 from marin_build.training.state import TrainState
 from marin_build.training.validation import Validator
+
+Conditions = Mapping[str, Any]
 
 
 @dataclass
@@ -25,18 +28,23 @@ class History:
     """Damaged checkpoints that were met."""
     scored: Any
     """[step, names of the validation sets] of the last validation."""
+    conditions: tuple[Conditions, ...]
+    """What decides the bits of a step besides the recipe, where it changed: each with `after`, the step before."""
 
     @classmethod
-    def after(cls, restored: Restored | None) -> History:
+    def after(cls, restored: Restored | None, now: Conditions) -> History:
         if restored is None:
-            return cls(0, (), 0.0, (), None)
+            return cls(0, (), 0.0, (), None, ({"after": 0, **now},))
         notes = restored.notes
+        before = notes.get("conditions", ())
+        same = bool(before) and {**before[-1], "after": 0} == {"after": 0, **now}
         return cls(
             first=restored.step,
             resumed_at=(*notes.get("resumed_at", ()), restored.step),
             seconds=notes.get("seconds", 0.0),
             problems=(*notes.get("problems", ()), *restored.problems),
             scored=notes.get("scored"),
+            conditions=(*before, *(() if same else ({"after": restored.step, **now},))),
         )
 
     def was_scored(self, validator: Validator) -> bool:
@@ -57,4 +65,5 @@ class History:
             "seconds": self.seconds + progress.seconds,
             "problems": list(self.problems),
             "scored": self.scored,
+            "conditions": list(self.conditions),
         }

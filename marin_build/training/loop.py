@@ -31,7 +31,7 @@ from marin_build.recipe.schema import CheckpointRecipe, Execution
 from marin_build.training.baseline import FIT_BYTES, byte_bigram_bits_per_byte
 from marin_build.training.cadence import Cadence
 from marin_build.training.checkpoint import Checkpoints
-from marin_build.training.execution import micro_batches
+from marin_build.training.execution import conditions, micro_batches
 from marin_build.training.feed import Feed
 from marin_build.training.history import History
 from marin_build.training.inputs import Inputs
@@ -81,12 +81,12 @@ def train(run: Run) -> BuildResult:
     with _open_checkpoints(run, cadence) as checkpoints:
         # ---- Begin: at the newest whole checkpoint, or at the seed ---------------------------------------------------
         restored = checkpoints.restore(placed)
-        history = History.after(restored)
+        history = History.after(restored, conditions(run.execution, run.mesh))
         state = restored.state if restored else initial_state(recipe, run.execution, optimizer, placed)
         context.logger.info("%s at step %d of %d", "resuming" if restored else "starting", history.first, recipe.steps)
 
         # ---- Compile: a program that does not fit the devices stops here ---------------------------------------------
-        steps = _compile(run, graph, optimizer, placed, history.first)
+        steps = compile_steps(run, graph, optimizer, placed, history.first)
         progress = _make_progress(run, history.first)
         validator = _make_validator(run, steps.validation)
 
@@ -99,7 +99,7 @@ def train(run: Run) -> BuildResult:
             # ---- Train -----------------------------------------------------------------------------------------------
             watch = Watch(run.inputs.loader, context.logs)
             saved_at = time.monotonic()
-            with _open_feed(run) as feed:
+            with open_feed(run) as feed:
                 for step in range(history.first + 1, recipe.steps + 1):
                     state, measured = steps.train(state, feed.batch(step - 1))
                     watch.add(step, measured)
@@ -165,7 +165,7 @@ def _keep(context: BuildContext, names: list[str], dropped: list[str]) -> None:
     context.keep([*steps, *([METRICS] if (context.folder / METRICS).exists() else [])], gone)
 
 
-def _open_feed(run: Run) -> Feed:
+def open_feed(run: Run) -> Feed:
     recipe = run.recipe
     return Feed(
         run.inputs.loader,
@@ -177,23 +177,23 @@ def _open_feed(run: Run) -> Feed:
 
 
 @dataclass(frozen=True)
-class _Steps:
+class Steps:
     """The compiled functions."""
 
     train: TrainStep
     validation: ValidationStep
 
 
-def _compile(
+def compile_steps(
     run: Run, graph: nnx.GraphDef, optimizer: optax.GradientTransformation, placed: TrainState, first: int
-) -> _Steps:
+) -> Steps:
     """Compile for the shapes of the run. A run that has only to finish compiles what it needs when it needs it."""
     started, recipe = time.monotonic(), run.recipe
     parts = micro_batches(recipe, run.execution)
     training = make_train_step(graph, optimizer, z_loss=recipe.z_loss, micro_batches=parts)
     validation = make_validation_step(graph)
     if first == recipe.steps:
-        return _Steps(training, validation)
+        return Steps(training, validation)
     lowered = training.lower(placed, _batch_shapes(run, recipe.global_batch_size, masked=False))
     compiled = _unless_stopped(run, first, lowered.compile)
     if run.inputs.validation:
@@ -206,7 +206,7 @@ def _compile(
         f"{memory.temp_size_in_bytes / 1e6:,.0f}",
         f"{memory.argument_size_in_bytes / 1e6:,.0f}",
     )
-    return _Steps(compiled, validation)
+    return Steps(compiled, validation)
 
 
 def _unless_stopped(run: Run, first: int, compilation: Callable[[], T]) -> T:
@@ -339,6 +339,7 @@ def _details(run: Run, history: History, progress: Progress) -> dict[str, Any]:
         "tokens": run.recipe.steps * tokens_per_step(run.recipe),
         "epochs": run.inputs.loader.epochs(run.recipe.steps),
         "resumed_at": list(history.resumed_at),
+        "conditions": list(history.conditions),
         "checkpoint_problems": list(history.problems),
         "training_seconds": round(history.seconds + progress.seconds, 3),
     }

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import restore_on_meshes
+from compiled import compiled_once
 from llamas import on_virtual_devices
 from repository import MODEL
 from training_runner import PATIENCE_SECONDS, xla_flags
@@ -96,7 +97,7 @@ def poison(monkeypatch, at: int) -> None:
 
     from marin_build.training import loop
 
-    compile_usual = loop._compile
+    compile_usual = loop.compile_steps
 
     def compile(run, graph, optimizer, placed, first):
         steps, number = compile_usual(run, graph, optimizer, placed, first), iter(range(first + 1, 1000))
@@ -107,30 +108,21 @@ def poison(monkeypatch, at: int) -> None:
                 state = replace(state, parameters=poisoned)
             return steps.train(state, batch)
 
-        return loop._Steps(train, steps.validation)
+        return loop.Steps(train, steps.validation)
 
-    monkeypatch.setattr(loop, "_compile", compile)
-
-
-@pytest.fixture
-def compiled_without_effort():
-    import jax
-
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    monkeypatch.setattr(loop, "compile_steps", compile)
 
 
 @pytest.mark.row(20)
-@pytest.mark.usefixtures("compiled_without_effort")
-def test_a_nan_in_a_batch_stops_there_and_a_retry_of_the_run_refuses_at_once(prepared, monkeypatch, capfd):
+def test_a_nan_in_a_batch_stops_there_and_a_retry_of_the_run_refuses_at_once(prepared, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(prepared.folder)
     monkeypatch.setenv("GLIBC_TUNABLES", "")  # or the command would start itself anew
     poison(monkeypatch, at=7)
     settings = ["rolling_checkpoint_steps=2", "log_every_steps=100", "wandb=disabled"]
     build = ["build", MODEL, "--run", "1", "--config", *settings, "compilation_cache=null"]
     folder = prepared.artifact(MODEL)
-    assert main(build) == 7
+    with compiled_once(tmp_path / "compiled"):
+        assert main(build) == 7
     said = capfd.readouterr().err
     assert "train/loss is nan at step 7: training stops, and nothing of this step was saved" in said
     assert f"{folder}/logs/batch-6.npz" in said

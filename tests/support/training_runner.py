@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -91,7 +92,11 @@ class Runner:
         self._server.wait(PATIENCE_SECONDS)
 
     def start(self, name: str, devices: int = 1, **options: Any) -> Training:
-        """Start training in the world of this name."""
+        """Start training in the world of this name; one that is not there gets its data first."""
+        if not (self.folder / name).exists():
+            inputs = self.folder / "inputs"
+            TrainingWorld(inputs)
+            shutil.copytree(inputs, self.folder / name)
         output = self.folder / f"{name}.{next(self._numbers)}.out"
         job = {
             "folder": str(self.folder / name),

@@ -3,13 +3,11 @@
 import json
 import logging
 import math
-from dataclasses import replace
 from types import MappingProxyType
 
-import jax
 import numpy as np
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
+from compiled import compiled_once
 from training_world import EOS, TOKENIZER, TRAIN, VALID, TrainingWorld
 
 from marin_build.artifact.digest import list_files
@@ -20,17 +18,10 @@ from marin_build.training.history import History
 
 
 @pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory):
+def cheaply(tmp_path_factory):
     """Equal programs of this module are compiled once."""
-    before = jax.config.jax_compilation_cache_dir
-    compilation_cache.reset_cache()
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-    jax.config.update("jax_compilation_cache_dir", before)
-    compilation_cache.reset_cache()
+    with compiled_once(tmp_path_factory.mktemp("compiled")):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -226,13 +217,6 @@ def test_a_number_that_is_none_stops_before_its_state_is_saved_and_dumps_the_bat
     assert dumped["segment_ids"].shape == (8, 33)
 
 
-def test_a_rebuild_dumps_beside_the_logs_of_the_artifact_it_replaces(tmp_path):
-    world = TrainingWorld(tmp_path)
-    context = world.context()
-    assert loop._logs_folder(context) == context.folder / "logs"
-    assert loop._logs_folder(replace(context, folder=context.folder / ".rebuild")) == context.folder / "logs"
-
-
 # ---- refused before anything is compiled -----------------------------------------------------------------------------
 
 
@@ -241,7 +225,7 @@ def nothing_compiles(monkeypatch):
     def fail(*_, **__):
         raise AssertionError("compiled before the check")
 
-    monkeypatch.setattr(loop, "_compile", fail)
+    monkeypatch.setattr(loop, "compile_steps", fail)
     monkeypatch.setattr(loop, "initial_state", fail)
 
 
