@@ -258,7 +258,7 @@ class Disk:
 
     def _os_open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         actor, place = current_actor(), self._place(path, dir_fd)
-        if actor is None or place is None:
+        if actor is None or place is None or self._inside:  # inside: the `opener` of a call that is a step already
             return int(_real["open"](path, flags, mode, dir_fd=dir_fd))
         if place.endswith("/.lock"):
             actor.observed = actor.before_lock

@@ -125,6 +125,12 @@ class Actor:
     def _live(self) -> None:
         _here.actor = self
         try:
+            self._act()
+        except BaseException as error:
+            self.run.break_off(error)
+
+    def _act(self) -> None:
+        try:
             self.wait_for_turn()
             self.outcome = str(self._work())
         except Crashed:
@@ -246,6 +252,11 @@ class Run:
                 actor.resume()
                 actor.thread.join()
 
+    def break_off(self, error: BaseException) -> None:
+        """End the schedule for an error of the explorer itself."""
+        self.violation = "".join(traceback.format_exception(error))
+        self._ended.release()
+
     def ended(self, actor: Actor) -> None:
         """An actor has done all its work; with the last of the foreground its process ends."""
         if not actor.background:
@@ -321,7 +332,7 @@ class Run:
 
     def explain(self, actor: Actor, error: Exception) -> None:
         """Note how an actor failed; something else than an error for people is a violation by itself."""
-        self.trace.append(f"{actor.name}: raised {type(error).__name__}: {str(error).splitlines()[0]}")
+        self.trace.append(f"{actor.name}: raised {type(error).__name__}: {str(error).partition(chr(10))[0]}")
         if not isinstance(error, MarinError):
             self.violation = explained(error)
 
