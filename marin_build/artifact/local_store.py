@@ -61,10 +61,12 @@ from marin_build.artifact.workspace import (
     staged_record,
     work_names,
 )
-from marin_build.errors import DamageError, LeasedError, MarinError
+from marin_build.errors import DamageError, LeasedError, MarinError, RequestError
 from marin_build.recipe.target import Target, is_target, parse_target
 from marin_build.settings import OBJECT_CACHE
 
+MAX_PREFIX_BYTES = 3584
+"""Linux takes paths of 4,095 bytes: this leaves 511 for the target and the names of its files."""
 LOCK_WAIT_SECONDS = 20.0
 LOCK_POLL_SECONDS = 0.005
 MAX_SMALL_BYTES = 1 << 30
@@ -76,6 +78,10 @@ class LocalStore(Store):
 
     def __init__(self, prefix: str | Path, cache: str | Path = OBJECT_CACHE) -> None:
         self.prefix = Path(prefix).expanduser().absolute()
+        if (size := len(os.fsencode(self.prefix))) > MAX_PREFIX_BYTES:
+            raise RequestError(
+                f"the prefix is a path of {size:,} bytes; at most {MAX_PREFIX_BYTES:,} leave room for names"
+            )
         self._cache = Path(cache).expanduser().absolute()
         """Where files that an adopted artifact has elsewhere are brought."""
         self._held: set[tuple[int, int, Target]] = set()

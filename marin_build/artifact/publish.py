@@ -313,6 +313,12 @@ def disk_errors_explained(folder: Path) -> Iterator[None]:
         yield
     except MarinError:
         raise
+    except MemoryError as error:
+        raise MarinError(
+            f"out of memory while {folder} was made\n"
+            "  give it more, or fewer processes (--config processes=N), and run the same command again: what was done "
+            "is kept"
+        ) from error
     except Exception as error:
         if full := _full_disk(error):
             raise disk_error(full, folder) from error

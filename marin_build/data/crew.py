@@ -150,7 +150,7 @@ class _Worker:
         self.process.join()
         code = self.process.exitcode or 0
         how = f"was ended by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
-        hint = "  the machine was most likely out of memory\n" if -code == signal.SIGKILL else ""
+        hint = "  it was most likely out of memory\n" if -code in (signal.SIGKILL, signal.SIGABRT) else ""
         return MarinError(f"a worker process {how} while it tokenized\n{hint}{_LESS_MEMORY}")
 
 

@@ -6,6 +6,7 @@ next free id, another the id written), so such a file is refused and never guess
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -99,10 +100,11 @@ def read_small(path: Path) -> bytes:
         OSError: it cannot be read.
         ValueError: it is larger than any of its kind.
     """
+    limit = MAX_BYTES.get(path.name, MAX_CONFIG_BYTES)
     with path.open("rb") as file:
-        data = file.read(MAX_BYTES.get(path.name, MAX_CONFIG_BYTES) + 1)
-    if len(data) > MAX_BYTES.get(path.name, MAX_CONFIG_BYTES):
-        raise ValueError(f"{path.name} is larger than {len(data) - 1:,} bytes")
+        data = file.read(min(limit, os.fstat(file.fileno()).st_size) + 1)  # asked for more, Python allocates it
+    if len(data) > limit:
+        raise ValueError(f"{path.name} is larger than {limit:,} bytes")
     return data
 
 
