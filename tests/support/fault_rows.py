@@ -221,7 +221,7 @@ ROWS = (
         33,
         "records of an old or a future schema",
         "records written by hand",
-        "old ones load; unknown fields of the same schema are kept apart; future schemas are refused with the version",
+        "old ones load, unknown fields do no harm, future schemas are refused with the version that wrote them",
     ),
     Row(
         34,

@@ -81,8 +81,12 @@ def test_a_living_owner_is_refused_by_name(store: LocalStore, sleeper: subproces
 
 
 @pytest.mark.row(10)
-def test_a_dead_owner_of_this_machine_is_replaced_at_once(store: LocalStore, sleeper: subprocess.Popen[bytes]):
-    put(store, lease_file(owner_of(sleeper), lease_seconds=3600, token=7))
+def test_a_dead_owner_of_this_machine_is_replaced_at_once(
+    store: LocalStore, sleeper: subprocess.Popen[bytes], caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.INFO)
+    owner = owner_of(sleeper)
+    put(store, lease_file(owner, lease_seconds=3600, token=7))
     sleeper.kill()
     while process_start(sleeper.pid) is not None:  # a zombie, since nobody has waited for it
         time.sleep(0.005)
@@ -90,6 +94,7 @@ def test_a_dead_owner_of_this_machine_is_replaced_at_once(store: LocalStore, sle
     lease = take(store)
     assert time.monotonic() - begin < 5
     assert lease.file.token == 8
+    assert f"replacing the lease of {owner}, which is gone or silent" in caplog.text
     lease.release()
 
 

@@ -108,6 +108,19 @@ def test_a_record_that_misses_fields_that_came_later_is_read():
     assert parse_record(old, TARGET, "here") == RECORD_OF_TARGET
 
 
+@pytest.mark.row(33)
+def test_a_record_with_a_field_that_nobody_knows_yet_is_read():
+    from marin_build.artifact.digest import body_checksum
+
+    body = {**RECORD_OF_TARGET.to_dict(), "of_the_future": {"a": [1]}}
+    del body["checksum"]
+    newer = json.dumps({**body, "checksum": body_checksum(body)}).encode()
+    assert parse_record(newer, TARGET, "here") == RECORD_OF_TARGET
+    flipped = newer.replace(b"of_the_future", b"of_the_futurf")
+    with pytest.raises(DamageError, match="fails its checksum"):
+        parse_record(flipped, TARGET, "here")
+
+
 def test_a_record_without_a_needed_field_says_which():
     from marin_build.artifact.digest import body_checksum
 

@@ -97,6 +97,7 @@ def test_an_attempt_with_any_flipped_bit_is_known_or_of_unknown_origin_and_never
     capsys.readouterr()
 
 
+@pytest.mark.row(22)
 def test_drift_is_refused_with_the_field_then_accepted_with_a_reason(place, capsys):
     main(["build", TOKENIZER])
     write(TOKENIZER, BYTES_RECIPE.replace("<|end|>", "<|eos|>"))

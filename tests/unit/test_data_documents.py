@@ -279,6 +279,26 @@ def test_a_file_without_permission_is_named(workbench, monkeypatch):
         workbench.tokenize(raw, workbench.bytes_tokenizer())
 
 
+@pytest.mark.row(25)
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become a user without permission")
+def test_a_user_without_permission_is_told_which_file(tmp_path):
+    """For real: a child of this process that is nobody."""
+    from artifact_world import in_child
+
+    path = tmp_path / "secret.jsonl"
+    path.write_bytes(b"{}\n")
+    path.chmod(0o600)
+    folder = os.open(tmp_path, os.O_RDONLY)  # the folders above belong to root
+
+    def read() -> None:
+        os.fchdir(folder)
+        os.setresuid(65534, 65534, 65534)
+        list(read_chunks(Path("secret.jsonl"), 0, None, lambda _: None))
+
+    tmp_path.chmod(0o755)
+    assert in_child(read) == RequestError.exit_code
+
+
 def test_a_disk_that_fails_is_no_fault_of_the_request():
     if not os.access("/proc/self/mem", os.R_OK):
         pytest.skip("needs a file that fails to be read")

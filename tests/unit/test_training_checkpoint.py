@@ -66,6 +66,16 @@ def test_the_newest_state_comes_back_bit_for_bit_with_its_notes(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, found.state, state(10))
 
 
+@pytest.mark.row(15)
+@pytest.mark.row(16)
+def test_the_newest_state_is_that_of_the_highest_step_whatever_the_times_say(tmp_path):
+    save(tmp_path, 10, 20, 100)
+    for age, step in enumerate((100, 20, 10)):
+        for path in (*(tmp_path / str(step)).rglob("*"), tmp_path / str(step)):
+            os.utime(path, (10**9 + age, 10**9 + age))
+    assert restore(tmp_path).step == 100
+
+
 def test_a_rolling_checkpoint_goes_when_a_newer_one_is_committed_and_a_kept_one_stays(tmp_path):
     saved = save(tmp_path, 5, 10, 15, 17)
     assert saved.steps() == [10, 17]

@@ -109,6 +109,7 @@ def test_a_typed_dev_is_rebuilt_each_time_and_a_needed_one_is_not(built, snakema
     assert attempts(built, RAW) == 1
 
 
+@pytest.mark.row(7, 9)
 def test_damage_is_repaired_by_the_next_plain_run(built, snakemake):
     shard = next(built.artifact(TOKENS).glob("*.arrow"))
     whole = shard.read_bytes()
