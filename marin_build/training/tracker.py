@@ -15,6 +15,9 @@ from typing import Any
 from marin_build.foreign import printable
 from marin_build.settings import Settings
 
+INIT_SECONDS = 30
+"""The devices wait so long, at most, for an answer when a run starts online; WANDB_INIT_TIMEOUT, if set, wins."""
+
 
 def _harmless(value: Any) -> Any:
     """The same values with every text as `printable`: they end on a page."""
@@ -35,7 +38,7 @@ class Tracker:
         self._run: Any = None
         mode = os.environ.get("WANDB_MODE", settings.wandb)
         if mode != "disabled":
-            self._attempt("start", lambda: self._start(settings, mode, name, run_id, config))
+            self._attempt("start", lambda: self._start_somewhere(settings, mode, name, run_id, config))
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         if self._run is not None:
@@ -46,10 +49,30 @@ class Tracker:
             self._attempt("finish", lambda: self._run.finish(exit_code=exit_code))
             self._run = None
 
+    def _start_somewhere(
+        self, settings: Settings, mode: str, name: str, run_id: str, config: Mapping[str, Any]
+    ) -> None:
+        try:
+            self._start(settings, mode, name, run_id, config)
+        except Exception as error:
+            if mode != "online":
+                raise
+            import wandb
+
+            wandb.teardown()  # its service still holds the id for the run that failed
+            self._start(settings, "offline", name, run_id, config)
+            self._logger.warning(
+                "Weights & Biases cannot be reached, so this run is kept offline; `wandb sync` uploads it later: %s",
+                _reason(error),
+            )
+
     def _start(self, settings: Settings, mode: str, name: str, run_id: str, config: Mapping[str, Any]) -> None:
         import wandb
 
-        quiet = wandb.Settings(silent=True, console="off", disable_git=True, save_code=False, program="marin-build")
+        waits = {} if "WANDB_INIT_TIMEOUT" in os.environ else {"init_timeout": INIT_SECONDS}
+        quiet = wandb.Settings(
+            silent=True, console="off", disable_git=True, save_code=False, program="marin-build", **waits
+        )
         self._run = wandb.init(
             project=None if "WANDB_PROJECT" in os.environ else settings.wandb_project,
             entity=None if "WANDB_ENTITY" in os.environ else settings.wandb_entity,
@@ -69,8 +92,11 @@ class Tracker:
             self._run = None
             self._logger.warning(
                 "Weights & Biases failed to %s and is off for this run (training goes on, metrics.jsonl is complete): "
-                "%s: %s",
+                "%s",
                 what,
-                type(error).__name__,
-                error,
+                _reason(error),
             )
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
