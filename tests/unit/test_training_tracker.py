@@ -41,6 +41,18 @@ def wandb(monkeypatch):
     return fake
 
 
+@pytest.fixture
+def real_wandb(tmp_path, monkeypatch):
+    """The package itself, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("WANDB_MODE", "WANDB_PROJECT", "WANDB_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    yield
+    import wandb
+
+    wandb.teardown()  # it keeps the folder and the environment of its first run
+
+
 def tracker(**settings):
     return Tracker(
         Settings(**settings), name="checkpoints/x/dev", run_id="x", config={"steps": 3}, logger=logging.getLogger("t")
@@ -85,11 +97,9 @@ def test_a_tracker_that_does_not_start_is_no_reason_to_stop(wandb, caplog):
 
 
 @pytest.mark.row(31)
+@pytest.mark.usefixtures("real_wandb")
 def test_without_a_network_the_run_is_kept_offline_to_be_sent_later(tmp_path, monkeypatch, caplog):
-    """The real package, and an address where nobody listens."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("WANDB_MODE", "WANDB_PROJECT", "WANDB_DIR"):
-        monkeypatch.delenv(name, raising=False)
+    """At an address where nobody listens."""
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     monkeypatch.setenv("WANDB_INIT_TIMEOUT", "1")
@@ -120,10 +130,8 @@ def test_the_variables_of_wandb_keep_their_meaning(wandb, monkeypatch):
     assert wandb.options is None
 
 
-def test_the_real_package_writes_an_offline_run_into_the_working_directory(tmp_path, monkeypatch, caplog):
-    for name in ("WANDB_MODE", "WANDB_PROJECT", "WANDB_DIR"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("real_wandb")
+def test_the_real_package_writes_an_offline_run_into_the_working_directory(tmp_path, caplog):
     tracked = tracker()
     tracked.log(0, {"eval/loss": 2.0})
     tracked.log(10, {"train/loss": 1.0})
