@@ -254,7 +254,7 @@ class Build:
             if text and not self._settings.wait:
                 raise AdapterError(text)
             if text and text != told:
-                print(f"waiting: {text}", file=sys.stderr)
+                print(printable(f"waiting: {text}"), file=sys.stderr)
             if text:
                 time.sleep(WAIT_SECONDS)
             told = text

@@ -16,7 +16,12 @@ MAX_LINE = 20_000
 
 _KEY = r"(?:api|access|private|account)[_\-]?key"
 _SECRET = rf"(?:token|secret|passw(?:or)?d|credential|signature|{_KEY})"
-_URL_USER = re.compile(r"(\b[A-Za-z][\w+.\-]{0,20}:/{1,2})[^/@\s]{1,1000}@")
+_URL_USER = re.compile(
+    r"(\b(?:(?:https?|ftps?):/{1,2}(?=[^/@\s]{1,1000}@)|[A-Za-z][\w+.\-]{0,20}:/{1,2}(?=[^/@\s:]{0,200}:[^/@\s]{1,1000}@)))"
+    r"[^/@\s]{1,1200}@"
+)
+"""Whoever stands before the @ of a web address, and elsewhere a name with a password: `abfs://container@account` is a
+place, `git@host` a custom."""
 _URL_QUERY = re.compile(rf"([?&](?:[\w.\-]{{0,40}}{_SECRET}(?:[_\-]?id)?|sig|key|auth)=)[^&#\s'\"]+", re.IGNORECASE)
 _KNOWN_TOKEN = re.compile(
     r"\b(?:hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|AKIA|ASIA|AIza|ya29\.|eyJ[\w\-]+\.)[\w.\-]{8,}"
@@ -73,11 +78,9 @@ def hide(text: str) -> str:
 
 def holds_credentials(text: str) -> bool:
     """True where a text that is to be kept, such as a URL in a recipe, holds credentials beyond doubt."""
-    user = _URL_USER.search(text)
     in_query = "://" in text and _URL_QUERY.search(text)
-    return bool(_KNOWN_TOKEN.search(text) or _PRIVATE_KEY.search(text) or in_query) or (
-        user is not None and not user[0].endswith("://git@")
-    )
+    found = _KNOWN_TOKEN.search(text) or _PRIVATE_KEY.search(text) or _URL_USER.search(text)
+    return bool(found or in_query)
 
 
 def _secret_values() -> list[str]:

@@ -52,7 +52,7 @@ class _LogFile(logging.FileHandler):
 
     def _give_up(self, error: BaseException | None) -> None:
         if not self.broken:
-            print(f"the log {self.baseFilename} stops here, the work goes on: {error}", file=sys.stderr)
+            print(printable(f"the log {self.baseFilename} stops here, the work goes on: {error}"), file=sys.stderr)
         self.broken = True
 
 

@@ -83,7 +83,7 @@ def test_a_bomb_under_every_name_in_a_checkpoint_does_not_go_off(folder: Path, t
     bomb = pickle.dumps(Bomb(f"touch {tmp_path}/ran"))
     pickle.loads(pickle.dumps(Bomb(f"touch {tmp_path}/primed")))
     assert (tmp_path / "primed").exists(), "the bomb works"
-    inside = [path for path in folder.rglob("*") if path.is_file()]
+    inside = [path for path in folder.rglob("*") if path.is_file() and path.name != "manifest.json"]
     assert len(inside) > 4
     for path in inside:
         kept = path.read_bytes()

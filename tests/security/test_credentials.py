@@ -107,6 +107,7 @@ def test_a_tracker_is_given_none_and_nothing_that_acts(monkeypatch: pytest.Monke
         "fencing token: 5; secret santa; a password is needed",
         "xxh3_128 0123456789abcdef0123456789abcdef instead of 0123456789abcdef0123456789abcdee",
         "git@github.com:marin/x and see user@host (process 12)",
+        "abfs://container@account.dfs.core.windows.net/x and ssh://git@github.com/a/b and sftp://me@host/x",
         f"made {TOKENIZER} in /data/keys/x",
     ],
 )

@@ -162,7 +162,7 @@ def test_the_end_of_a_log_is_read_and_no_more_and_no_link_is_followed(tmp_path: 
 def test_text_that_cannot_be_encoded_is_logged(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     with attempt_log(tmp_path, "a") as log:
         log.logger.log(logging.INFO, "a\udcff\x1b[2J")
-    assert r"a\udcff\x1b[2J" in (tmp_path / "logs/a.log").read_text()
+    assert r"a\udcff\x1b[2J" in next(tmp_path.rglob("a.log")).read_text()
     assert r"a\udcff\x1b[2J" in capsys.readouterr().err
 
 

@@ -224,7 +224,7 @@ PIECES = st.sampled_from(
 )
 
 
-@tries(max_examples=200)
+@tries(max_examples=80)
 @given(
     st.lists(PIECES, max_size=30).map("".join).map(str.encode) | st.binary(max_size=100),
     st.sampled_from(sorted(SCHEMAS)),
@@ -234,7 +234,7 @@ def test_any_bytes_are_a_recipe_or_refused_by_name(data: bytes, kind: str):
         load(data, kind)
 
 
-@tries(max_examples=200)
+@tries(max_examples=80)
 @given(st.data())
 def test_a_recipe_with_any_value_anywhere_is_read_or_refused_and_what_is_read_has_a_fingerprint(data: st.DataObject):
     value = data.draw(st.one_of(st.none(), st.integers(), st.floats(), st.text(), st.lists(st.text(), max_size=3)))

