@@ -317,6 +317,20 @@ def test_a_stopped_build_keeps_its_shards_and_the_next_one_goes_on(workbench, to
     assert contents(folder) == whole
 
 
+def test_each_shard_is_brought_to_the_store_with_its_sidecar_when_both_are_whole(workbench, tokens):
+    raw = workbench.raw({"a.jsonl": CORPUS})
+    brought = []
+
+    def bring(names, dropped=()):
+        assert all((workbench.folder / workbench.TOKENS / name).is_file() for name in names)
+        brought.extend(names)
+
+    folder, _ = workbench.tokenize(raw, tokens, shard_bytes=9000, given={"keep": bring})
+    shards = sorted(path.name for path in folder.glob("*.arrow"))
+    assert len(shards) > 2
+    assert sorted(brought) == sorted([*shards, *(name.replace(".arrow", ".json") for name in shards)])
+
+
 def test_kept_shards_of_other_bytes_are_found_when_the_file_is_read_along(workbench, tokens):
     """Input that was wrong while an attempt ran, and right again for the next: the stamp alone cannot tell."""
     good, bad = (zstandard.compress(data) for data in (CORPUS, CORPUS.replace(b"a", b"b", 50)))

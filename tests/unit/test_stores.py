@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
-from artifact_world import RAW, TOKENIZER, TOKENS, Parts, World
+from artifact_world import CHECKPOINT, RAW, TOKENIZER, TOKENS, Parts, World
 from store_kinds import CONDITIONAL, KINDS, OBJECTS, on, servers, world
 
+from marin_build.artifact import fsspec_bucket
 from marin_build.artifact.accept import accept
 from marin_build.artifact.attempt import read_attempt
 from marin_build.artifact.examine import State
 from marin_build.artifact.lease import Lease, Terms, acquire
 from marin_build.artifact.object_store import ObjectStore
-from marin_build.artifact.store import BUILDS, LEASE, RECORD
+from marin_build.artifact.record import write_record
+from marin_build.artifact.store import ATTEMPT, BUILDS, LEASE, RECORD
 from marin_build.artifact.verify import check_bytes
-from marin_build.errors import LeasedError, MarinError, RequestError, Stopped
+from marin_build.errors import DamageError, LeasedError, MarinError, RequestError, Stopped
 from marin_build.recipe.target import parse_target
 
 __all__ = ["servers", "world"]
@@ -32,6 +35,8 @@ LOG = logging.getLogger("test")
 
 everywhere = on(*KINDS)
 on_objects = on(*OBJECTS)
+in_memory = on("memory", "flaky")
+"""For what rests on nothing that a server may do in another way; servers are slow."""
 
 
 # ---- small files -----------------------------------------------------------------------------------------------------
@@ -112,7 +117,7 @@ def test_a_record_points_at_a_build_that_nobody_overwrites(world: World):
     assert world.verify(RAW).foreign == ()
 
 
-@on_objects
+@in_memory
 def test_a_reader_of_the_old_artifact_is_not_disturbed_by_rebuilds(world: World):
     world.build(RAW, Parts(2, salt="0"))
     seen: set[str] = set()
@@ -157,7 +162,7 @@ def test_another_machine_goes_on_from_what_was_kept(world: World):
     assert other.verify(RAW).ok
 
 
-@on_objects
+@in_memory
 def test_the_same_machine_goes_on_also_from_what_was_not_kept(world: World):
     def make_and_stop(context: Any) -> Any:
         (context.folder / "part-0").write_bytes(b"not the right bytes")
@@ -196,7 +201,7 @@ def test_what_was_let_go_is_not_resumed_from_and_not_part_of_the_artifact(world:
     assert not any("steps/1" in name for name in other.store.listing(TARGET))
 
 
-@on_objects
+@in_memory
 def test_a_kept_file_that_is_damaged_is_made_again(world: World):
     with pytest.raises(Stopped):
         world.build(RAW, Parts(3, before_part=stop_before(2)))
@@ -209,7 +214,7 @@ def test_a_kept_file_that_is_damaged_is_made_again(world: World):
     assert other.verify(RAW).ok
 
 
-@on_objects
+@in_memory
 def test_the_log_of_a_failed_attempt_is_read_on_another_machine(world: World):
     def fail(context: Any) -> Any:
         context.logger.info("just before")
@@ -228,7 +233,7 @@ def test_the_log_of_a_failed_attempt_is_read_on_another_machine(world: World):
         other.build(RAW, run="a run")
 
 
-@on_objects
+@in_memory
 def test_nothing_is_left_on_the_machine_but_what_was_read(world: World):
     for target in (RAW, TOKENIZER, TOKENS):
         world.build(target)
@@ -237,7 +242,7 @@ def test_nothing_is_left_on_the_machine_but_what_was_read(world: World):
     assert {path.name for path in cache.glob("*/read/**/part-*")} == {"part-0", "part-1", "part-2"}
 
 
-@on_objects
+@in_memory
 def test_what_was_read_is_used_again_and_a_spoilt_copy_is_read_anew(world: World):
     record = world.build(RAW).record
     folder = world.store.fetch(record)
@@ -377,7 +382,7 @@ def hurt(world: World, name: str, data: bytes | None) -> None:
         world.store.bucket.put(key, data)
 
 
-@on_objects
+@in_memory
 @pytest.mark.parametrize("damage", ["deleted", "truncated", "flipped"])
 def test_damage_is_named_and_one_rerun_heals_exactly_that(world: World, damage: str):
     whole = world.build(RAW, Parts(3)).record
@@ -394,7 +399,7 @@ def test_damage_is_named_and_one_rerun_heals_exactly_that(world: World, damage: 
     assert world.status(RAW).state is State.finished
 
 
-@on_objects
+@in_memory
 def test_an_interrupted_repair_stays_damaged_and_goes_on(world: World):
     whole = world.build(RAW, Parts(4)).record
     hurt(world, "part-0", None)
@@ -408,7 +413,7 @@ def test_an_interrupted_repair_stays_damaged_and_goes_on(world: World):
     assert builder.made == ["part-2"]
 
 
-@on_objects
+@in_memory
 def test_a_damaged_record_is_named_and_built_anew(world: World):
     world.build(RAW)
     world.store.replace(TARGET, RECORD, b"{not json")
@@ -437,6 +442,72 @@ def test_housekeeping_lists_and_removes(world: World):
     assert {problem.path for problem in world.verify(RAW).problems} == {"part-0", "part-1", "part-2"}
     world.store.remove(TARGET, listing)
     assert world.store.targets() == []
+
+
+@in_memory
+def test_builds_of_a_model_whose_record_is_lost_are_no_reason_to_train_it_anew(world: World):
+    for target in (RAW, TOKENIZER, TOKENS, "tokenized/v/2026.06.28"):
+        world.build(target)
+    record = world.build(CHECKPOINT).record
+    target = parse_target(CHECKPOINT)
+    world.store.delete(target, RECORD)
+    world.store.delete(target, ATTEMPT)
+    with pytest.raises(DamageError, match="neither a record nor an attempt says what they were made from"):
+        world.build(CHECKPOINT)
+    world.store.replace(target, RECORD, world.store.read(target, f"{record.folder}/{RECORD}"))
+    assert not world.build(CHECKPOINT).built
+
+
+def test_files_that_were_adopted_from_a_url_are_read_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    world = World.make(tmp_path)
+    record = world.build(RAW).record
+    bucket = fsspec_bucket.open_bucket("memory://elsewhere/data")
+    for entry in record.content:
+        bucket.upload(world.path(RAW, entry["path"]), entry["path"])
+        world.path(RAW, entry["path"]).unlink()
+    write_record(world.store, dataclasses.replace(record, external="memory://elsewhere/data", files=record.content))
+    assert world.verify(RAW).ok
+    world.build(TOKENIZER)
+    seen: list[str] = []
+
+    def look(context: Any) -> Any:
+        seen.extend(sorted(path.name for path in context.dependencies[RAW].folder.iterdir()))
+        return Parts(1)(context)
+
+    world.build(TOKENS, look)
+    assert seen == ["part-0", "part-1", "part-2"]
+    bucket.put("part-1", b"X" * record.content[1]["bytes"])
+    assert [problem.path for problem in world.verify(RAW).problems] == ["part-1"]
+
+
+class Ceph:
+    """Compares ETags only when they come without quotes."""
+
+    def __init__(self) -> None:
+        self.data, self.tag = b"", ""
+
+    def call_s3(self, method: str, Body: bytes, IfMatch: str = "", **options: str) -> None:
+        if IfMatch != self.tag:
+            error = OSError("precondition failed")
+            error.__cause__ = Refusal()
+            raise error
+        self.data, self.tag = Body, f"{self.tag}+"
+
+
+class Refusal(Exception):
+    response: ClassVar[dict[str, Any]] = {"ResponseMetadata": {"HTTPStatusCode": 412}}
+
+
+def test_a_store_that_compares_without_quotes_is_understood(monkeypatch: pytest.MonkeyPatch):
+    ceph = Ceph()
+    ceph.tag = "abc"
+    bucket = fsspec_bucket.S3Bucket(ceph, "s3", "bucket/x")
+    monkeypatch.setattr(bucket, "_get", lambda key: (ceph.data, f'"{ceph.tag}"'))
+    assert bucket.put("k", b"one", bucket.get("k")[1])
+    assert bucket.put("k", b"two", bucket.get("k")[1])
+    assert not bucket.put("k", b"three", '"abc"')
+    assert ceph.data == b"two"
 
 
 def test_a_store_that_is_down_is_told_in_one_line(world_of_trouble: World):

@@ -26,12 +26,13 @@ def state(value: float) -> TrainState:
 PLACED = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state(0))
 
 
-def checkpoints(folder, *, keep=10, identity=IDENTITY, check_lease=lambda: None) -> Checkpoints:
+def checkpoints(folder, *, keep=10, identity=IDENTITY, check_lease=lambda: None, bring=lambda *_: None) -> Checkpoints:
     return Checkpoints(
         folder,
         identity=identity,
         is_kept=lambda step: step % keep == 0,
         check_lease=check_lease,
+        keep=bring,
         logger=logging.getLogger("test"),
     )
 
@@ -80,6 +81,17 @@ def test_a_rolling_checkpoint_goes_when_a_newer_one_is_committed_and_a_kept_one_
     saved = save(tmp_path, 5, 10, 15, 17)
     assert saved.steps() == [10, 17]
     assert saved.not_kept() == ("17/",)
+
+
+def test_each_committed_step_is_brought_to_the_store_and_what_goes_is_let_go(tmp_path):
+    brought = []
+
+    def bring(names, dropped):
+        assert all((tmp_path / name / MANIFEST).is_file() for name in names), "only what is committed"
+        brought.append((names, dropped))
+
+    save(tmp_path, 5, 10, 15, 17, bring=bring)
+    assert brought == [(["5"], []), (["10"], ["5"]), (["15"], []), (["17"], ["15"])]
 
 
 def test_at_the_end_only_kept_checkpoints_stay(tmp_path):
