@@ -3,18 +3,25 @@
 import json
 import logging
 import math
+from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
 import pytest
 from compiled import compiled_once
-from training_world import EOS, TOKENIZER, TRAIN, VALID, TrainingWorld
+from training_world import EOS, TARGET, TOKENIZER, TRAIN, VALID, TrainingWorld
 
+from marin_build.artifact.attempt import Attempt
 from marin_build.artifact.digest import list_files
+from marin_build.artifact.fsspec_bucket import open_bucket
+from marin_build.artifact.object_store import ObjectStore
 from marin_build.errors import DamageError, DriftError, NumericalError, RequestError, Stopped
+from marin_build.recipe.target import parse_target
 from marin_build.training import loop
 from marin_build.training.build import build
 from marin_build.training.history import History
+from marin_build.training.journal import METRICS
+from marin_build.training.metrics import read_metrics
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -318,3 +325,30 @@ def test_the_tokenizer_of_the_world_is_a_real_one(tmp_path):
 
     world = TrainingWorld(tmp_path)
     assert load_tokenizer(world.folder / TOKENIZER).token_bytes()[65] == b"A"
+
+
+def test_another_machine_goes_on_training_from_what_was_brought_to_an_object_store(tmp_path, monkeypatch, straight):
+    """Killed after the checkpoint of step 6; only what was kept is there, and the end is that of an undisturbed run."""
+    monkeypatch.chdir(tmp_path)
+    undisturbed, expected = straight
+    world = TrainingWorld(tmp_path / "world")
+    store = ObjectStore(open_bucket("memory://marin/training"), tmp_path / "first machine")
+    target = parse_target(TARGET)
+    attempt = Attempt("first", target.name, target.version, "f" * 32, {}, (), ".", 1, "now", "here")
+    work = store.rebuild(attempt)
+
+    def keep_and_die(names, dropped=()):
+        work.keep(names, dropped)
+        if "checkpoints/6" in names:
+            raise SystemExit("killed")
+
+    with pytest.raises(SystemExit):
+        build(world.context(folder=work.folder, keep=keep_and_die))
+    elsewhere = ObjectStore(store.bucket, tmp_path / "second machine")
+    resumed = elsewhere.resume(replace(attempt, id="second", token=2), work.attempt)
+    assert [path.name for path in (resumed.folder / "checkpoints").iterdir()] == ["6"], "step 3 was let go"
+    result = build(world.context(folder=resumed.folder, keep=resumed.keep))
+    assert result.details["resumed_at"] == [6]
+    assert result.digest == expected.digest
+    lines = {line["step"]: line.get("train/loss") for line in read_metrics(resumed.folder / METRICS)}
+    assert lines == {line["step"]: line.get("train/loss") for line in undisturbed.metrics}
