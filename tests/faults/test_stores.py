@@ -105,6 +105,20 @@ def test_listings_that_are_old_or_empty_change_nothing(world: World, digests: di
 
 
 @pytest.mark.row(27)
+def test_a_listing_that_shows_a_file_as_it_was_damages_nothing(world: World):
+    record = world.build(RAW, Parts(12)).record
+    bucket, key = world.store.bucket, f"{RAW}/{record.folder}/part-3"
+    whole = bucket.get(key)[0]
+    bucket.put(key, b"short")
+    assert world.status(RAW).state is State.damaged
+    flaky_store.TROUBLE.start(5, old_listings=1.0)
+    bucket.put(key, whole)
+    assert world.store.files(record).list()["part-3"] == len(b"short"), "the listing is old"
+    assert world.status(RAW).state is State.finished
+    assert world.verify(RAW).ok
+
+
+@pytest.mark.row(27)
 def test_a_file_that_is_gone_is_missed(world: World):
     world.build(RAW, Parts(12))
     record = world.record(RAW)

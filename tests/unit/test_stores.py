@@ -153,13 +153,16 @@ def stop_before(number: int) -> Callable[..., None]:
 def test_another_machine_goes_on_from_what_was_kept(world: World):
     with pytest.raises(Stopped):
         world.build(RAW, Parts(4, before_part=stop_before(2)))
-    other = world.on_another_machine()
-    assert other.status(RAW).state is State.partial
+    second = world.on_another_machine()
+    assert second.status(RAW).state is State.partial
+    with pytest.raises(Stopped):
+        second.build(RAW, Parts(4, before_part=stop_before(0)))
+    third = second.on_another_machine()
     builder = Parts(4, careful=True)
-    record = other.build(RAW, builder).record
-    assert builder.made == ["part-2", "part-3"]
-    assert len(record.provenance["attempts"]) == 2
-    assert other.verify(RAW).ok
+    record = third.build(RAW, builder).record
+    assert builder.made == ["part-2", "part-3"], "also what the second one only took over"
+    assert len(record.provenance["attempts"]) == 3
+    assert third.verify(RAW).ok
 
 
 @in_memory
@@ -288,6 +291,29 @@ def test_a_paused_builder_that_was_replaced_commits_nothing_when_it_wakes(
     assert other.verify(RAW).ok
     assert other.record(RAW).content == other.build(RAW).record.content
     assert len(other.record(RAW).provenance["attempts"]) == 2
+
+
+@on("memory", "gs", "s3")
+def test_the_seal_is_refused_to_a_builder_that_was_replaced_a_moment_before(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    no_beats(monkeypatch)
+    real, other = Lease.seal, world.on_another_machine()
+    paused = False
+
+    def pause_first(lease: Lease, attempt: str) -> None:
+        nonlocal paused
+        if not paused:
+            paused = True
+            time.sleep(0.4)
+            other.build(RAW, Parts(2, salt="second"), lease_seconds=30)
+        real(lease, attempt)
+
+    monkeypatch.setattr(Lease, "seal", pause_first)
+    with pytest.raises(LeasedError, match="lost its lease"):
+        world.build(RAW, Parts(1, salt="first"), lease_seconds=0.3)
+    assert len(world.record(RAW).content) == 2
+    assert world.verify(RAW).ok
 
 
 @on(*OBJECTS)
