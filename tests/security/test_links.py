@@ -110,7 +110,7 @@ def test_a_linked_target_is_damaged_and_nothing_is_built_behind_the_link(world: 
     assert sorted(path for path in outside.rglob("*")) == before
 
 
-@pytest.mark.parametrize("name", ["logs", ".rebuild", ".aside", "sub", "part-0", "metrics.jsonl"])
+@pytest.mark.parametrize("name", ["logs", ".rebuild", ".aside", "sub", "part-0"])
 @pytest.mark.parametrize("state", ["nothing", "finished", "damaged", "partial"])
 @pytest.mark.parametrize("force", [None, "run"])
 def test_builders_and_deletions_follow_no_link(world: World, outside: Path, name: str, state: str, force: str | None):
