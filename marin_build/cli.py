@@ -256,6 +256,16 @@ def accept(options: argparse.Namespace) -> int:
     return 0
 
 
+def adopt(options: argparse.Namespace) -> int:
+    from marin_build.adopt import adopt as adopt_files
+
+    place = Workplace(options)
+    target, command = place.existing(options.target), [sys.argv[0], *options.arguments]
+    record = adopt_files(place.store, place.book, place.settings, options.source, target, options.reason, command)
+    print(printable(f"adopted {target}: {len(record.files):,} files in {record.external}, digest {record.digest}"))
+    return 0
+
+
 def gc(options: argparse.Namespace) -> int:
     from marin_build.artifact.attempt_log import terminal_logger
     from marin_build.artifact.gc import DAY, Sweeper
@@ -360,6 +370,10 @@ def parser() -> argparse.ArgumentParser:
     )
     added.add_argument("target")
     added.add_argument("--reason", required=True)
+    added = verb(adopt, "make data that lies somewhere already a finished artifact, hashed and not copied")
+    added.add_argument("source", help="the folder, or URL, that holds all files of the artifact")
+    added.add_argument("target")
+    added.add_argument("--reason", default="", help="for the record")
     added = verb(gc, "list what no recipe, pin, record or build needs any more; --delete deletes it", looking)
     added.add_argument("--delete", action="store_true", help="delete what has been listed for the grace period")
     added.add_argument(

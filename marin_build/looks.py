@@ -56,6 +56,9 @@ def show_states(statuses: Sequence[Status]) -> None:
         )
     out = console()
     out.print(table)
+    for record in (status.record for status in statuses if status.record):
+        if record.external:
+            out.print(f"{_text(record.target)} was adopted: it lies in {_text(record.external)}")
     if rebuilds := [str(status.target) for status in statuses if status.is_rebuild]:
         out.print(
             "a rebuild was interrupted and the old artifact is kept; only a run that names it, or builds what is made "
@@ -160,6 +163,8 @@ def show_verification(report: Report) -> None:
         out.print(f"  {_text(problem)}")
     if report.foreign:
         out.print(f"  [dim]{len(report.foreign)} files that no record names: {_text(', '.join(report.foreign[:5]))}[/]")
+    if report.external:
+        out.print(f"  adopted: it lies in {_text(report.external)}")
     if report.lost:
         out.print(f"  [dim]noted as lost earlier: {_text(', '.join(report.lost[:5]))}[/]")
     if not report.ok:

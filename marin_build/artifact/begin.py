@@ -89,6 +89,10 @@ def _repair(
             with lease.committing():
                 return _start_anew(store, new, there, logger, keep=True)
         raise _beyond_repair(look, status, made)
+    if record is not None and record.external:
+        _announce_replacement(status, record, logger)
+        with lease.committing():
+            return store.rebuild(new)
     if record is None:
         with lease.committing():
             return store.repair(_continued(new, there), there, None, ())
@@ -98,6 +102,22 @@ def _repair(
     paths = sorted(problem.path for problem in bad if not problem.path.startswith(f"{LOGS}/"))
     with lease.committing():
         return store.repair(_continued(repairing, there), there, record, paths)
+
+
+def _announce_replacement(status: Status, record: Record, logger: logging.Logger) -> None:
+    """Say that what was adopted, and is damaged where it lies, is built here; its record stays until that is finished.
+
+    Raises:
+        DamageError: it is a checkpoint, which is trained from nothing only when asked for.
+    """
+    target, problem = record.target, f"{record.external}: {status.problems[0]}"
+    if target.kind not in KINDS_MADE_ANEW:
+        raise DamageError(
+            f"{target} was adopted, and is damaged where it lies: {problem}\n"
+            f"  restore it there, or train it from nothing here: snakemake -f {target}"
+        )
+    logger.warning("%s was ADOPTED and is damaged where it lies: %s", target, problem)
+    logger.warning("%s is BUILT HERE INSTEAD, from its recipe; nothing is written there", target)
 
 
 def _still_bad(store: Store, record: Record, suspects: set[str]) -> list[Problem]:

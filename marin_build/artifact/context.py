@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from marin_build.artifact.record import Record
+from marin_build.errors import RequestError
 from marin_build.recipe.schema import Recipe
 from marin_build.recipe.target import Target
 from marin_build.settings import Settings
@@ -48,6 +50,27 @@ class BuildContext:
     go on from them, and let others go. On a disk nothing is to do. See `work.Work.keep`."""
     must_resume: bool = False
     """True when it was finished once and is being repaired: a checkpoint then never starts from nothing."""
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """Files that lie somewhere and are to become an artifact. The module of each kind has a function `check_adopted`,
+    which reads them, writes nothing, and says in a BuildResult what they are."""
+
+    target: Target
+    recipe: Recipe
+    fingerprint: str
+    folder: Path
+    """A local folder that holds them."""
+    files: Sequence[str]
+    """Their relative paths."""
+    dependencies: Mapping[str, Record]
+    """By target as written in the recipe."""
+    place: str
+    """Where they lie, for messages."""
+
+    def refused(self, problem: object) -> RequestError:
+        return RequestError(f"{self.target}: {self.place} cannot be adopted: {problem}")
 
 
 @dataclass(frozen=True)

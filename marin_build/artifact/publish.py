@@ -172,27 +172,31 @@ def _plan(request: _Request) -> Outcome | _Plan:
         return Outcome(target, False, status.record, status.reasons)
     if attempt := read_attempt(store, target):
         attempt.raise_again_in(request.run)
-    _refuse_unpinned(request)
-    return _Plan(status, look, _dependencies(request, look), is_forced)
+    refuse_unpinned(book, target)
+    return _Plan(status, look, dependencies_of(look, target), is_forced)
 
 
 def _was_forced_by(record: Record | None, run: str) -> bool:
     return record is not None and record.provenance.get("forced") == run
 
 
-def _refuse_unpinned(request: _Request) -> None:
-    fields = unresolved(request.book.load(request.target))
+def refuse_unpinned(book: RecipeBook, target: Target) -> None:
+    """Raise RequestError for a source that may change under its name."""
+    fields = unresolved(book.load(target))
     if fields:
         raise RequestError(
-            f"{request.book.shown(request.target)}: {fields[0]} is unresolved; a build needs a pinned source\n"
-            f"  marin-build pin {request.target}  writes it into the recipe"
+            f"{book.shown(target)}: {fields[0]} is unresolved; a build needs a pinned source\n"
+            f"  marin-build pin {target}  writes it into the recipe"
         )
 
 
-def _dependencies(request: _Request, look: Look) -> dict[str, Record]:
-    """Everything that the recipe names, finished and of its recipe of now, with every file in its place."""
-    names = needs(request.book.load(request.target))
-    return {text: finished_dependency(look, request.target, parse_target(text)) for text in names}
+def dependencies_of(look: Look, target: Target) -> dict[str, Record]:
+    """Records of everything that the recipe names: finished, of its recipe of now, with every file in its place.
+
+    Raises:
+        RequestError, DriftError, DamageError: one is not.
+    """
+    return {text: finished_dependency(look, target, parse_target(text)) for text in needs(look.book.load(target))}
 
 
 def finished_dependency(look: Look, consumer: Target, target: Target) -> Record:

@@ -47,6 +47,8 @@ class Report:
     problems: tuple[Problem, ...]
     foreign: tuple[str, ...]
     """Files that no record names."""
+    external: str | None = None
+    """Where an adopted artifact lies."""
     lost: tuple[str, ...] = ()
     """Logs and metrics that were noted as lost before; they fail nothing."""
 
@@ -82,7 +84,8 @@ def verify(store: Store, target: Target, full: bool) -> Report:
         problems += [Problem(entry["path"], entry["problem"]) for entry in record.damage if entry["path"] not in seen]
     size = sum(entry["bytes"] for entry in record.files)
     lost = tuple(entry["path"] for entry in record.lost)
-    return Report(target, full, len(record.files), size, tuple(problems), tuple(store.foreign(record)), lost)
+    foreign = tuple(store.foreign(record))
+    return Report(target, full, len(record.files), size, tuple(problems), foreign, record.external, lost)
 
 
 def is_old(record: Record, attempt: Attempt | None) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import xxhash
 
-from marin_build.artifact.context import BuildContext, BuildResult
+from marin_build.artifact.context import Adopted, BuildContext, BuildResult
 from marin_build.artifact.digest import hash_file
 from marin_build.artifact.store import LOGS, TEMPORARY
 from marin_build.data.documents import read_chunks
@@ -41,7 +41,7 @@ def build(context: BuildContext) -> BuildResult:
     return BuildResult(metrics={"files": len(files), "bytes": total})
 
 
-def _check_name(context: BuildContext, name: str) -> None:
+def _check_name(context: BuildContext | Adopted, name: str) -> None:
     """Refuse names that the artifact's own files have or could have."""
     first, *_ = parts = name.split("/")
     if any(part.startswith(".") for part in parts) or first == LOGS or name.endswith(TEMPORARY) or len(name) > 1000:
@@ -68,3 +68,11 @@ def _copy(context: BuildContext, file: SourceFile, copy: Path, progress: Progres
     context.check_lease()
     commit(copy)
     context.keep([file.name])
+
+
+def check_adopted(adopted: Adopted) -> BuildResult:
+    """Any plain files may be raw text, under the names that a raw artifact can have."""
+    for name in adopted.files:
+        _check_name(adopted, name)
+    sizes = [(adopted.folder / name).stat().st_size for name in adopted.files]
+    return BuildResult(metrics={"files": len(sizes), "bytes": sum(sizes)})

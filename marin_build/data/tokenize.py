@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from marin_build.artifact.context import BuildContext, BuildResult, Dependency
+from marin_build.artifact.context import Adopted, BuildContext, BuildResult, Dependency
 from marin_build.artifact.digest import hash_bytes
 from marin_build.artifact.store import TEMPORARY
 from marin_build.data.crew import cores, make_crew
@@ -19,7 +19,7 @@ from marin_build.data.foreman import Foreman
 from marin_build.data.ledger import Policy, shard_stem, sidecar_of, write_ledger
 from marin_build.data.part import Assignment
 from marin_build.data.progress import Progress
-from marin_build.data.shards import LEDGER
+from marin_build.data.shards import LEDGER, TokenizedSet
 from marin_build.data.sources import SourceFile, source_files
 from marin_build.data.vocabulary import TOKENIZER, LoadedTokenizer, load_tokenizer
 from marin_build.errors import DamageError, RequestError
@@ -218,3 +218,43 @@ def _metrics(ledger: dict[str, Any]) -> dict[str, float | int]:
         "bytes_per_token": totals["text_bytes"] / totals["tokens"],
         **{f"skipped/{reason}": count for reason, count in ledger["skipped"].items()},
     }
+
+
+# ---- lying somewhere already -----------------------------------------------------------------------------------------
+
+
+def check_adopted(adopted: Adopted) -> BuildResult:
+    """A token set with its ledger, of the tokenizer and the policy of the recipe, whose shards open."""
+    recipe = adopted.recipe
+    assert isinstance(recipe, TokenizedRecipe)
+    if LEDGER not in adopted.files:
+        raise adopted.refused(
+            f"it has no {LEDGER}, which names the tokenizer, the shards and their order; a folder of `datasets` has\n"
+            "  none of this: adopt its text as raw/…, and build the token set from that"
+        )
+    token_set = TokenizedSet.open(adopted.folder)
+    ledger, tokenizer = token_set.ledger, adopted.dependencies[recipe.tokenizer]
+    used = {entry["path"]: entry["xxh3_128"] for entry in tokenizer.files}.get(TOKENIZER)
+    policy = ledger.get("policy", {})
+    seen = {
+        "tokenizer": ledger["tokenizer"].get("xxh3_128"),
+        "add_bos": policy.get("bos_id") is not None,
+        "add_eos": policy.get("eos_id") is not None,
+        "format": policy.get("format"),
+        "shard_bytes": policy.get("shard_bytes"),
+        "token_budget": {k: v for k, v in (ledger.get("token_budget") or {}).items() if k != "met"} or None,
+    }
+    wanted = {
+        "tokenizer": used,
+        "add_bos": recipe.add_bos,
+        "add_eos": recipe.add_eos,
+        "format": recipe.format.model_dump(),
+        "shard_bytes": recipe.shard_bytes,
+        "token_budget": recipe.token_budget.model_dump() if recipe.token_budget else None,
+    }
+    for field, value in wanted.items():
+        if seen[field] != value:
+            raise adopted.refused(f"{field} of its recipe is {value}, its {LEDGER} says {seen[field]}")
+    for shard in token_set.shards:
+        assert len(shard.offsets)  # opens it and compares it with the ledger
+    return BuildResult(metrics=_metrics(ledger))

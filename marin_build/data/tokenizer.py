@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from marin_build.artifact.context import BuildContext, BuildResult
+from marin_build.artifact.context import Adopted, BuildContext, BuildResult
 from marin_build.artifact.strict_json import parse_object
 from marin_build.data.adoption import adopted_files
 from marin_build.data.bpe import train
@@ -26,6 +26,7 @@ from marin_build.data.vocabulary import (
     check_vocabulary,
     load_tokenizer,
     read_small,
+    special_ids,
     spelling,
 )
 from marin_build.errors import RequestError
@@ -163,3 +164,23 @@ def _adopted_config(context: BuildContext, path: Path | None, roles: SpecialToke
             )
     changed = with_roles({key: value for key, value in config.items() if key not in NAMES_FILES}, roles)
     return data if path and changed == config else json_bytes(changed, indent=2)
+
+
+# ---- lying somewhere already -----------------------------------------------------------------------------------------
+
+
+def check_adopted(adopted: Adopted) -> BuildResult:
+    """A tokenizer that loads, with the vocabulary and the special tokens of the recipe."""
+    recipe = adopted.recipe
+    assert isinstance(recipe, TokenizerRecipe)
+    loaded = load_tokenizer(adopted.folder)
+    wanted, where = recipe.tokenizer, f"{adopted.target}: {adopted.place}/{TOKENIZER}"
+    specification = check_vocabulary(
+        read_small(adopted.folder / TOKENIZER), wanted.vocabulary_size, wanted.special_tokens, where
+    )
+    ids = special_ids(specification)
+    for role in ROLES:
+        token, number = getattr(wanted.special_tokens, role), getattr(loaded, f"{role}_id")
+        if (ids[token] if token else None) != number:
+            raise adopted.refused(f"{CONFIG} names another {role} token than special_tokens.{role} {token!r}")
+    return BuildResult(metrics={"vocabulary_size": loaded.vocab_size})

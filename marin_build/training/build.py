@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import jax
+from orbax.checkpoint import v1 as orbax
 
-from marin_build.artifact.context import BuildContext, BuildResult
+from marin_build.artifact.context import Adopted, BuildContext, BuildResult
 from marin_build.model.counting import parameter_count
 from marin_build.recipe.schema import CheckpointRecipe
+from marin_build.settings import Settings
+from marin_build.training.checkpoint import first_problem, load_state
 from marin_build.training.execution import choose_execution, micro_batches, use_compilation_cache
 from marin_build.training.inputs import open_inputs
-from marin_build.training.loop import Run, tokens_per_step, train
+from marin_build.training.journal import METRICS
+from marin_build.training.loop import CHECKPOINTS, Run, tokens_per_step, train
 from marin_build.training.mesh import check_batch_fits, check_model_fits, make_mesh
+from marin_build.training.metrics import read_metrics
+from marin_build.training.optimizer import make_optimizer
+from marin_build.training.state import abstract_state, state_digest
 
 
 def build(context: BuildContext) -> BuildResult:
@@ -58,3 +65,31 @@ def _announce(run: Run) -> None:
     )
     for line in run.inputs.loader.report(recipe.steps).splitlines():
         log.info("data: %s", line)
+
+
+def check_adopted(adopted: Adopted) -> BuildResult:
+    """Checkpoints whose files are as their manifests say, the last one with the state that the recipe ends with."""
+    recipe = adopted.recipe
+    assert isinstance(recipe, CheckpointRecipe)
+    folder = adopted.folder / CHECKPOINTS
+    steps = sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal())
+    if recipe.steps not in steps:
+        raise adopted.refused(f"{CHECKPOINTS}/{recipe.steps}, the last step of its recipe, is missing; it has {steps}")
+    for step in steps:
+        if problem := first_problem(folder / str(step)):
+            raise adopted.refused(f"{CHECKPOINTS}/{step}: {problem}")
+    metadata = orbax.checkpointables_metadata(folder / str(recipe.steps)).custom_metadata
+    made_from = metadata["identity"]["fingerprint"]
+    if made_from != adopted.fingerprint:
+        raise adopted.refused(f"it was trained from another recipe: fingerprint {made_from}, not {adopted.fingerprint}")
+    mesh = make_mesh(choose_execution(recipe, Settings()).mesh, jax.devices())
+    optimizer = make_optimizer(recipe.optimizer, recipe.steps)
+    with jax.set_mesh(mesh):
+        _, placed = abstract_state(recipe, choose_execution(recipe, Settings()), optimizer, mesh)
+        digest = state_digest(load_state(folder / str(recipe.steps), placed))
+    if digest != metadata["state_digest"]:
+        raise adopted.refused("the state read back is not the state that was saved")
+    lines = read_metrics(adopted.folder / METRICS) if METRICS in adopted.files else []
+    last = lines[-1] if lines and lines[-1].get("step") == recipe.steps else {}
+    metrics = {name: value for name, value in last.items() if name != "step"}
+    return BuildResult(metrics=metrics, digest=digest, outside_digest=(METRICS,))
