@@ -84,9 +84,8 @@ def totals():
 
 @pytest.mark.row(3)
 def test_a_training_killed_at_random_ends_with_the_bits_of_one_that_was_not(runner, straight, whole_run):
-    for seed in (1, 2):
-        hits, _ = survive(runner, straight, f"killed{seed}", seed, whole_run)
-        print(f"seed {seed}: {dict(hits)}")
+    hits, _ = survive(runner, straight, "killed", 1, whole_run)
+    assert hits
 
 
 @pytest.mark.soak
