@@ -90,6 +90,11 @@ class Actor:
         self.ready: Callable[[], bool] | None = None
         self.observed = b""
         self.counter = 0
+        self.writes = 0
+        """How often it wrote an object."""
+        self.can_lose = False
+        """Whether the answer to the request that it is about to make can be lost."""
+        self.loses = False
         self.blocked_on: str | None = None
         """The lock that it just found taken."""
         self.before_lock = b""
@@ -106,13 +111,17 @@ class Actor:
         """Remember what this actor saw: from here on it may depend on that."""
         self.observed = hashlib.blake2b(repr(observations).encode(), key=self.observed, digest_size=16).digest()
 
-    def pause(self, label: str, ready: Callable[[], bool] | None = None) -> None:
-        """Let others go first, in every possible way. `ready` says when the step may be taken; None means always."""
+    def pause(self, label: str, ready: Callable[[], bool] | None = None, *, may_lose_its_answer: bool = False) -> bool:
+        """Let others go first, in every possible way. `ready` says when the step may be taken; None means always.
+
+        True when the explorer lets the answer of this step be lost.
+        """
         if self.run.over or not self.process.alive:
             raise Crashed
-        self.label, self.ready = label, ready
+        self.label, self.ready, self.can_lose, self.loses = label, ready, may_lose_its_answer, False
         self.run.decide(self)
-        self.ready = None
+        self.ready, self.can_lose = None, False
+        return self.loses
 
     def resume(self) -> None:
         self._turn.release()
@@ -158,6 +167,16 @@ def current_run() -> Run:
     return run
 
 
+def violate(message: str) -> None:
+    """Say that the actor that runs just now broke the invariant, whatever it makes of the error itself.
+
+    Raises:
+        AssertionError: always.
+    """
+    current_run().violation = message
+    raise AssertionError(message)
+
+
 @contextmanager
 def outside(run: Run) -> Iterator[None]:
     """What runs inside belongs to the explorer and to no actor."""
@@ -170,7 +189,8 @@ def outside(run: Run) -> Iterator[None]:
 
 
 Choice = tuple[str, str]
-"""("step", actor), ("crash", process), ("time", ""), or ("pause", actor): time passes, then that actor's step."""
+"""("step", actor), ("crash", process), ("time", ""), ("pause", actor): time passes, then that actor's step;
+("lose", actor): its step, whose answer is lost."""
 
 
 @dataclass(frozen=True)
@@ -182,6 +202,8 @@ class Bounds:
     crashes: int = 1
     jumps: int = 1
     """Jumps of the clock; those while everybody waits come free."""
+    lost_answers: int = 0
+    """Writes to a store whose answer is lost."""
     only_pauses: bool = False
     """Let the clock jump only while one actor is paused for another one, not at any moment."""
 
@@ -212,7 +234,7 @@ class Run:
     def __init__(self, world: World, choose: Callable[[Run, list[Choice]], Choice | None], bounds: Bounds) -> None:
         self.world, self._choose = world, choose
         self.crashes, self.jumps, self.preemptions = bounds.crashes, bounds.jumps, bounds.preemptions
-        self._only_pauses = bounds.only_pauses
+        self._only_pauses, self.lost_answers = bounds.only_pauses, bounds.lost_answers
         self.clock = 0.0
         self.free_jumps = 0
         self.rerun_host = "here"
@@ -307,7 +329,9 @@ class Run:
         if self.current is not actor and self._could_go_on() and self.preemptions is not None:
             self.preemptions -= 1
         self.current = actor
-        self.trace.append(f"{name}: {actor.label}")
+        actor.loses = kind == "lose"
+        self.lost_answers -= actor.loses
+        self.trace.append(f"{name}: {actor.label}{' ✗ its answer is lost' if actor.loses else ''}")
         return actor
 
     def _could_go_on(self) -> bool:
@@ -320,6 +344,8 @@ class Run:
         if (self._could_go_on() and self.preemptions == 0) or (self.current is None and self.are_alike):
             able = able[:1]
         found = [("step", actor.name) for actor in able]
+        if self.lost_answers:
+            found += [("lose", actor.name) for actor in able if actor.can_lose]
         busy = [process.name for process in self.processes.values() if process.alive]
         if self.crashes:
             found += [("crash", name) for name in busy]
@@ -333,7 +359,7 @@ class Run:
     def explain(self, actor: Actor, error: Exception) -> None:
         """Note how an actor failed; something else than an error for people is a violation by itself."""
         self.trace.append(f"{actor.name}: raised {type(error).__name__}: {str(error).partition(chr(10))[0]}")
-        if not isinstance(error, MarinError):
+        if not isinstance(error, MarinError) and self.violation is None:
             self.violation = explained(error)
 
     def state(self) -> bytes:
@@ -345,7 +371,7 @@ class Run:
             for actor in self.actors.values()
         ]
         self.shared_state = self.world.shared.state()
-        parts = (self.shared_state, memories, self.clock, self.crashes, self.jumps, self._beats())
+        parts = (self.shared_state, memories, self.clock, self.crashes, self.jumps, self.lost_answers, self._beats())
         return hashlib.blake2b(repr(parts).encode(), digest_size=16).digest()
 
     def _beats(self) -> list[int]:

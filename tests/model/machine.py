@@ -20,8 +20,10 @@ from explorer import LONG_SECONDS, Actor, attributes_replaced, current_actor, cu
 
 from marin_build.artifact import (
     attempt_log,
+    bucket,
     commit,
     digest,
+    kept,
     lease,
     local_store,
     mirror,
@@ -31,6 +33,8 @@ from marin_build.artifact import (
 )
 from marin_build.artifact.lease import Lease
 from marin_build.artifact.local_store import LocalStore
+from marin_build.artifact.object_store import ObjectStore
+from marin_build.artifact.object_work import ObjectWork
 from marin_build.artifact.owner import Owner
 from marin_build.recipe import load
 from marin_build.recipe.load import RecipeBook
@@ -244,12 +248,22 @@ def _shown_plan(plan: Any) -> object:
     return plan.status, plan.look._records, plan.dependencies, plan.is_forced
 
 
+def _shown_work(work: Any) -> object:
+    """What an actor has of its work in its own hands: on an object store its scratch folder."""
+    if not isinstance(work, ObjectWork):
+        return work.attempt
+    files = sorted((str(path), path.read_bytes()) for path in work.folder.rglob("*") if path.is_file())
+    return work.attempt, files, work._kept
+
+
 def _plan_memory(request: Any, plan: Any, lease: Lease, *_: Any) -> object:
     return _shown_plan(plan), lease.file
 
 
-def _commit_memory(store: Any, book: Any, lease: Lease, context: Any, begun: Any, result: Any, *_: Any) -> object:
-    return lease.file, begun, result
+def _commit_memory(
+    store: Any, book: Any, lease: Lease, context: Any, begun: Any, result: Any, work: Any, log: Any
+) -> object:
+    return lease.file, begun, result, _shown_work(work)
 
 
 def _release_memory(lease: Lease, *_: Any) -> object:
@@ -266,6 +280,15 @@ SUMMARISED: tuple[tuple[Any, str], ...] = (
     (LocalStore, "is_decided"),
     (LocalStore, "is_untidy"),
     (LocalStore, "settle"),
+    (ObjectStore, "read"),
+    (ObjectStore, "exchange"),
+    (ObjectStore, "has_work"),
+    (ObjectStore, "has_rebuild"),
+    (ObjectStore, "is_decided"),
+    (ObjectStore, "settle"),
+    (ObjectStore, "put_in_place"),
+    (ObjectWork, "keep"),
+    (kept, "read_chain"),
     (local_store, "make_folder"),
     (attempt_log, "make_folder"),
     (commit, "_collect"),
@@ -286,6 +309,8 @@ def modelled(book: RecipeBook) -> AbstractContextManager[None]:
         (Owner, "is_on_this_machine", _is_on_this_machine),
         (Owner, "is_gone", _is_gone),
         (Owner, "was_before_boot", lambda self, wall_seconds: False),
+        (bucket, "ThreadPoolExecutor", _Serial),
+        (kept, "THREADS", 1),
         (digest, "ThreadPoolExecutor", _Serial),
         (verify, "ThreadPoolExecutor", _Serial),
         (publish, "StopSignals", _NoSignals),
@@ -299,7 +324,7 @@ def modelled(book: RecipeBook) -> AbstractContextManager[None]:
         *((owner, name, _summarised(getattr(owner, name))) for owner, name in SUMMARISED),
         (local_store, "_locked", _summarised(_locked, lambda descriptor: None)),
         (publish, "acquire", _summarised(publish.acquire, lambda found: found.file)),
-        (publish, "begin", _summarised(publish.begin, lambda work: work.attempt)),
+        (publish, "begin", _summarised(publish.begin, _shown_work)),
         (publish, "_plan", _summarised(publish._plan, _shown_plan)),
         (publish, "_build_leased", _forgetting(publish._build_leased)),
         (publish, "_carry_out", _forgetting(publish._carry_out, _plan_memory)),

@@ -12,19 +12,20 @@ from typing import Any
 
 import pytest
 from explorer import Bounds, attributes_replaced, current_actor, shortest_violation
-from scenarios import LOCAL, Scenario
+from scenarios import LOCAL, OBJECTS, PAUSE, Scenario
 
 from marin_build.artifact import accept, publish, verify, workspace
 from marin_build.artifact.begin import begin
 from marin_build.artifact.lease import Lease, LeaseFile, Sign
 from marin_build.artifact.local_store import LocalStore
+from marin_build.artifact.object_store import ObjectStore
+from marin_build.artifact.object_work import ObjectWork
 from marin_build.artifact.record import write_record
-from marin_build.artifact.store import RECORD, make_folder
+from marin_build.artifact.store import BUILDS, RECORD, make_folder
 from marin_build.artifact.workspace import OLD, REBUILD
 
-SCENARIOS = {scenario.name: scenario for scenario in LOCAL}
+SCENARIOS = {scenario.name: scenario for scenario in (*LOCAL, *OBJECTS)}
 PLAIN = Bounds(preemptions=1, crashes=0, jumps=0)
-PAUSED = Bounds(preemptions=1, crashes=0, jumps=1, only_pauses=True)
 
 
 def _swap_without_stepping_aside(store: LocalStore, target: Any) -> None:
@@ -74,6 +75,25 @@ def _note_whatever_is_there(store: LocalStore, record: Any, noted: Any) -> list[
     return []
 
 
+def _roll_forward_without_tokens(self: ObjectStore, target: Any, attempt: str) -> None:
+    if (data := self.read(target, f"{BUILDS}/{attempt}/{RECORD}")) is not None:
+        self.replace(target, RECORD, data)
+
+
+def _commit_without_a_seal(self: Lease, attempt: str) -> None:
+    """The lease is not looked at."""
+
+
+def _bring_nothing_at_first(self: ObjectWork, pieces: Any, gone: Any) -> None:
+    """What `_record_before_bytes` brings afterwards."""
+
+
+def _record_before_bytes(self: ObjectWork, lease: Any, record: Any, tidy: Any) -> None:
+    self._store.replace(record.target, RECORD, record.to_bytes())
+    for entry in record.content:
+        self._bucket.upload(self.folder / entry["path"], self._files.key(entry["path"]))
+
+
 @dataclass(frozen=True)
 class Mutation:
     """A guard taken out, and where that must show."""
@@ -94,14 +114,14 @@ MUTATIONS = (
         "two builders from nothing",
         ((Lease, "check", lambda self: None),),
         "commits, and the lease is that of",
-        PAUSED,
+        PAUSE,
     ),
     Mutation(
         "an attempt begins without the lease",
         "two builders from nothing",
         ((publish, "begin", _begin_unfenced),),
         "not what the record of",
-        PAUSED,
+        PAUSE,
     ),
     Mutation(
         "every lease looks dead",
@@ -114,7 +134,7 @@ MUTATIONS = (
         "two builders from nothing",
         ((LocalStore, "lock", _no_lock),),
         "commits, and the lease is that of",
-        PAUSED,
+        PAUSE,
     ),
     Mutation(
         "the old record does not step aside",
@@ -138,6 +158,26 @@ MUTATIONS = (
         "accept looks, and writes whatever is there by then",
         "a rebuild and accept",
         ((accept, "change_record", _written_whatever_is_there), (LocalStore, "lock", _no_lock_for_accept)),
+        "not what the record of",
+    ),
+    Mutation(
+        "a roll-forward does not compare tokens",
+        "two rebuilds, preconditions",
+        ((ObjectStore, "put_in_place", _roll_forward_without_tokens),),
+        "replaces one of token",
+        PAUSE,
+    ),
+    Mutation(
+        "a commit does not seal its lease, and puts its record whatever is there",
+        "two rebuilds, preconditions",
+        ((Lease, "seal", _commit_without_a_seal), (ObjectStore, "put_in_place", _roll_forward_without_tokens)),
+        "replaces one of token",
+        PAUSE,
+    ),
+    Mutation(
+        "the record is put before the bytes",
+        "a rebuild and a reader, preconditions",
+        ((ObjectWork, "commit", _record_before_bytes), (ObjectWork, "_bring", _bring_nothing_at_first)),
         "not what the record of",
     ),
 )
