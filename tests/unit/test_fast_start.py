@@ -27,6 +27,7 @@ HEAVY = (
     "transformers",
     "huggingface_hub",
     "torch",
+    "fsspec",
 )
 
 
