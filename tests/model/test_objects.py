@@ -22,7 +22,8 @@ def test_the_invariant_holds_through(folder: Path, scenario: Scenario, bounds: B
 
 @pytest.mark.soak
 @pytest.mark.timeout(0)
+@pytest.mark.parametrize("bounds", [CRASH, PAUSE, LOST, EVERYTHING], ids=str)
 @pytest.mark.parametrize("scenario", OBJECTS, ids=str)
-def test_the_invariant_holds_in_every_interleaving(folder: Path, scenario: Scenario):
+def test_the_invariant_holds_by_name_through(folder: Path, scenario: Scenario, bounds: Bounds):
     with scenario.world(folder) as world:
-        print(explore(world, EVERYTHING))
+        print(explore(world, bounds))
