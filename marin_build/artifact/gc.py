@@ -39,7 +39,7 @@ from marin_build.artifact.store import (
     TEMPORARY,
     Store,
 )
-from marin_build.errors import DamageError, LeasedError, MarinError
+from marin_build.errors import DamageError, LeasedError, MarinError, RecipeError
 from marin_build.recipe.load import RecipeBook
 from marin_build.recipe.target import Target
 from marin_build.settings import Settings
@@ -160,6 +160,7 @@ class Sweeper:
         Raises:
             MarinError: it is needed again, or the lease was lost, or the store fails.
         """
+        seen = {name: self.store.read(target, name) for name in (RECORD, ATTEMPT)}
         book = self._book()
         needed = target in reachable(self.store, book, self.settings.keep, leased_by_us=target)
         listing = self.store.listing(target)
@@ -171,7 +172,8 @@ class Sweeper:
         for name in (RECORD, ATTEMPT):
             if name in names:
                 with lease.committing():
-                    self.store.delete(target, name)
+                    if not self.store.exchange(target, name, seen[name], None):
+                        raise LeasedError("somebody else has changed it just now")
         rest = sorted(set(names) - {RECORD, ATTEMPT} - NEVER)
         for start in range(0, len(rest), REMOVED_AT_ONCE):
             lease.check()
@@ -206,9 +208,8 @@ def _unneeded(look: Look, target: Target, listing: Mapping[str, int], *, ours: b
     attempt = read_attempt(store, target)
     if record is None and attempt is None:
         return {}  # of unknown origin: it may be the only copy of something whose record was lost
-    is_work = attempt is not None and (record is None or store.has_rebuild(record, attempt))
-    work = attempt if is_work else None
-    resumes = work is not None and look.can_resume(work)
+    work = attempt if attempt and _is_unfinished(store, record, attempt) else None
+    resumes = work is not None and _may_resume(look, work)
     recorded = _recorded(record)
     groups: Groups = {}
     for name in sorted(listing):
@@ -221,6 +222,21 @@ def _unneeded(look: Look, target: Target, listing: Mapping[str, int], *, ours: b
         else:
             groups.setdefault(_described(name, record), []).append(name)
     return groups
+
+
+def _is_unfinished(store: Store, record: Record | None, attempt: Attempt) -> bool:
+    """True for what a build can go on with: of what is missing, beside what is finished, or to mend what is damaged."""
+    if record is None or store.has_rebuild(record, attempt):
+        return True
+    return attempt.repairs is not None and attempt.token > record.provenance.get("token", 0)
+
+
+def _may_resume(look: Look, work: Attempt) -> bool:
+    """Work that is pinned, or was leased a moment ago, may have no recipe: then nobody can know."""
+    try:
+        return look.can_resume(work)
+    except RecipeError:
+        return True
 
 
 def _is_protocol(name: str, record: Record | None) -> bool:

@@ -3,40 +3,20 @@
 from __future__ import annotations
 
 import json
-import logging
 import shutil
-import time
 from pathlib import Path
 
 import pytest
 from artifact_world import CHECKPOINT, RAW, RAW_DEV, TOKENIZER, TOKENS, TOKENS_DEV, Parts, World, killed_at
+from sweeping import LOG, VALIDATION, Clock, deleted, drop_recipe, found, interrupted, sweeper
 
-from marin_build.artifact import gc as housekeeping
 from marin_build.artifact import mirror
 from marin_build.artifact.attempt import read_attempt
 from marin_build.artifact.examine import State
-from marin_build.artifact.gc import DAY, Item, Sweeper
+from marin_build.artifact.gc import DAY
 from marin_build.artifact.lease import Terms, acquire
 from marin_build.errors import RecipeError, RequestError, Stopped
 from marin_build.recipe.target import parse_target
-from marin_build.settings import Settings
-
-VALIDATION = "tokenized/v/2026.06.28"
-LOG = logging.getLogger("gc")
-
-
-class Clock:
-    """The clocks that gc reads; `boot` is another one after a restart."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.seconds, self.wall, self.boot = 1000.0, time.time(), "boot"
-        monkeypatch.setattr(housekeeping, "boot_id", lambda: self.boot)
-        monkeypatch.setattr(housekeeping.time, "clock_gettime", lambda clock: self.seconds)
-        monkeypatch.setattr(housekeeping.time, "time", lambda: self.wall)
-
-    def pass_days(self, days: float) -> None:
-        self.seconds += days * DAY
-        self.wall += days * DAY
 
 
 @pytest.fixture
@@ -48,25 +28,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def finished(world: World) -> World:
     world.build_all(RAW, TOKENIZER, TOKENS, VALIDATION, CHECKPOINT)
     return world
-
-
-def sweeper(world: World, days: float = 7, **settings) -> Sweeper:
-    merged = {"prefix": str(world.folder / "artifacts"), "recipes": str(world.folder / "config"), "lease_seconds": 1}
-    return Sweeper(world.store, Settings(**{**merged, **settings}), days * DAY, LOG)
-
-
-def found(world: World, **settings) -> dict[tuple[str, str], Item]:
-    return {(str(item.target), item.what): item for item in sweeper(world, **settings).look()}
-
-
-def deleted(world: World, days: float = 0, **settings) -> list[Item]:
-    sweep = sweeper(world, days, **settings)
-    return sweep.delete(sweep.look())
-
-
-def drop_recipe(world: World, *targets: str) -> None:
-    for target in targets:
-        (world.folder / "config" / f"{target}.yaml").unlink()
 
 
 # ---- what is needed --------------------------------------------------------------------------------------------------
@@ -181,15 +142,6 @@ def test_a_lost_log_is_not_foreign(finished: World):
     assert found(finished) == {}
 
 
-def interrupted(world: World, target: str, **options) -> None:
-    def stop(context, number):
-        if number == 2:
-            raise Stopped("stop")
-
-    with pytest.raises(Stopped):
-        world.build(target, Parts(before_part=stop), **options)
-
-
 def test_unfinished_work_goes_once_no_build_resumes_it(world: World):
     interrupted(world, RAW)
     assert found(world) == {}
@@ -209,6 +161,15 @@ def test_an_interrupted_rebuild_goes_once_no_build_resumes_it_and_the_artifact_s
     assert read_attempt(world.store, parse_target(RAW)) is None
     assert world.record(RAW) == record
     assert world.verify(RAW).ok
+
+
+def test_pinned_work_without_a_recipe_stays(world: World):
+    """Nobody can know whether a build will resume it."""
+    world.write("raw/alone/2026.06.28", (world.folder / "config" / f"{RAW}.yaml").read_text())
+    interrupted(world, "raw/alone/2026.06.28")
+    drop_recipe(world, "raw/alone/2026.06.28")
+    assert list(found(world)) == [("raw/alone/2026.06.28", "artifact")]
+    assert found(world, keep=["raw/alone/*"]) == {}
 
 
 # ---- the grace period ------------------------------------------------------------------------------------------------
