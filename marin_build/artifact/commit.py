@@ -123,7 +123,7 @@ def _collect(work: Work, result: BuildResult, log: AttemptLog) -> list[dict[str,
     Logs of earlier attempts are not listed: a builder that was paused and replaced may still wake and write to its own.
     """
     _remove_temporary(work.folder)
-    names = [name for name in _made(work) if not _is_in(name, result.unlisted)]
+    names = [name for name in _made(work, result) if not _is_in(name, result.unlisted)]
     entries = work.collect(names, log.path.name)
     outside = [*result.outside_digest, f"{LOGS}/"]
     return [{**entry, "outside_digest": True} if _is_in(entry["path"], outside) else entry for entry in entries]
@@ -137,8 +137,8 @@ def _remove_temporary(folder: Path) -> None:
                 os.unlink(os.path.join(base, name))
 
 
-def _made(work: Work) -> list[str]:
-    """What a builder made in its folder.
+def _made(work: Work, result: BuildResult) -> list[str]:
+    """What a builder made in its folder, without what somebody else put there.
 
     Raises:
         MarinError: it made nothing, a link, or something under a name that belongs to the protocol.
@@ -146,6 +146,8 @@ def _made(work: Work) -> list[str]:
     if work.logs.parent != work.folder and (work.folder / LOGS).exists():
         raise MarinError(f"{work.folder / LOGS}: the name is reserved for the logs of attempts")
     names = list_files(work.folder, skip=OWN_NAMES | {LOGS})
+    if result.made is not None:
+        names = [name for name in names if _is_in(name, result.made)]
     if not names:
         raise MarinError(f"{work.folder}: the builder made no file")
     return names

@@ -79,6 +79,9 @@ class BuildResult:
 
     metrics: Mapping[str, float | int | str] = field(default_factory=dict)
     """The final value of each metric; goes into the record."""
+    made: tuple[str, ...] | None = None
+    """The files (relative paths, or folders ending in '/') that are the artifact. Whatever else lies in the folder is
+    foreign: it stays there and is no part of it. None: everything."""
     digest: str | None = None
     """Content digest where the files' own bytes are not the content (checkpoints); None: a root over the files."""
     outside_digest: tuple[str, ...] = ()

@@ -38,7 +38,7 @@ def build(context: BuildContext) -> BuildResult:
             else:
                 _copy(context, file, context.folder / file.name, progress)
     context.logger.info(f"{len(files):,} files, {total:,} bytes")
-    return BuildResult(metrics={"files": len(files), "bytes": total})
+    return BuildResult(metrics={"files": len(files), "bytes": total}, made=tuple(file.name for file in files))
 
 
 def _check_name(context: BuildContext | Adopted, name: str) -> None:

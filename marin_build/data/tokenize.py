@@ -16,7 +16,7 @@ from marin_build.data.crew import cores, make_crew
 from marin_build.data.documents import can_be_cut, check_format, is_compressed, supported
 from marin_build.data.durable import json_bytes, remove
 from marin_build.data.foreman import Foreman
-from marin_build.data.ledger import Policy, shard_stem, sidecar_of, write_ledger
+from marin_build.data.ledger import DATASET_INFO, STATE, Policy, shard_stem, sidecar_of, write_ledger
 from marin_build.data.part import Assignment
 from marin_build.data.progress import Progress
 from marin_build.data.shards import LEDGER, TokenizedSet
@@ -143,9 +143,14 @@ def _sweep_unfinished(folder: Path) -> None:
     remove(folder / LEDGER)
 
 
+def _names(folder: Path, sidecars: list[dict[str, Any]]) -> list[str]:
+    """The names of shards and of their sidecars."""
+    return [name for s in sidecars for name in (s["file"], sidecar_of(folder / s["file"]).name)]
+
+
 def _sweep_unneeded(folder: Path, files: list[SourceFile], sidecars: list[dict[str, Any]]) -> None:
     """Remove shards of these files that are not in the set: workers run ahead of a token budget."""
-    needed = {name for s in sidecars for name in (s["file"], sidecar_of(folder / s["file"]).name)}
+    needed = set(_names(folder, sidecars))
     stems = {shard_stem(file.name) for file in files}
     for path in [*folder.glob("*.arrow"), *folder.glob("*.json"), *folder.glob(f"*{TEMPORARY}")]:
         if path.name not in needed and path.name.rpartition("-")[0] in stems:
@@ -184,7 +189,8 @@ def _finish(
         "shards_made": foreman.made,
         "shards_kept": foreman.kept,
     }
-    return BuildResult(metrics=_metrics(ledger), details=details)
+    made = (*_names(context.folder, foreman.sidecars), LEDGER, STATE, DATASET_INFO)
+    return BuildResult(metrics=_metrics(ledger), made=made, details=details)
 
 
 def _facts(

@@ -71,7 +71,7 @@ def build(context: BuildContext) -> BuildResult:
         write_whole(context.folder / name, data)
     loaded = load_tokenizer(context.folder)
     context.logger.info(f"{loaded.vocab_size:,} ids, bos {loaded.bos_id}, eos {loaded.eos_id}, pad {loaded.pad_id}")
-    return BuildResult(metrics={"vocabulary_size": loaded.vocab_size, **metrics})
+    return BuildResult(metrics={"vocabulary_size": loaded.vocab_size, **metrics}, made=tuple(files))
 
 
 # ---- made here -------------------------------------------------------------------------------------------------------

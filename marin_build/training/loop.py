@@ -132,6 +132,7 @@ def train(run: Run) -> BuildResult:
         _summarize(run, metrics)
         return BuildResult(
             metrics=metrics,
+            made=(METRICS, f"{CHECKPOINTS}/"),
             digest=state_digest(state),
             outside_digest=(METRICS,),
             details=_details(run, history, progress),
