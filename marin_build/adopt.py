@@ -25,11 +25,11 @@ from marin_build.artifact.files import Files, external_files
 from marin_build.artifact.lease import Terms, acquire
 from marin_build.artifact.owner import user
 from marin_build.artifact.publish import dependencies_of, refuse_unpinned
-from marin_build.artifact.record import Record, write_record
+from marin_build.artifact.record import Record
 from marin_build.artifact.store import LOGS, OWN_NAMES, RECORD, TEMPORARY, Store
 from marin_build.build import BUILDERS
 from marin_build.data.progress import Progress
-from marin_build.errors import DamageError, MarinError, RequestError
+from marin_build.errors import DamageError, LeasedError, MarinError, RequestError
 from marin_build.recipe.dependencies import identity_dependencies, validation_sets
 from marin_build.recipe.load import RecipeBook
 from marin_build.recipe.target import Target
@@ -71,7 +71,8 @@ def adopt(
         with lease.committing():
             _refuse_what_is_there(store, target)
             record = _completed(draft, content, reason, {"token": lease.file.token}, book, command)
-            write_record(store, record)
+            if not store.create(target, RECORD, record.to_bytes()):
+                raise LeasedError(f"{target} was finished by somebody else just now, and stays")
     finally:
         lease.release()
     mirror.write(record)
@@ -92,21 +93,19 @@ def _refuse_what_is_there(store: Store, target: Target) -> None:
 
 def _opened(store: Store, source: str) -> tuple[str, Files, list[str]]:
     """The place in full, and the names of its files, sorted."""
+    source = source.removeprefix("file://")
     if "://" in source:
-        files = external_files(source)
-        names = sorted(files.list())
         place = source.rstrip("/")
+        _refuse_inside(place, store.shown(Target("raw", "dev"))[: -len("/raw/dev")])
+        files = external_files(place)
+        names = sorted(files.list())
     else:
         place = os.path.abspath(os.path.expanduser(source))
         if os.path.realpath(place) != place:
             raise RequestError(f"{place} leads through a link; name the folder itself: {os.path.realpath(place)}")
         if not os.path.isdir(place):
             raise RequestError(f"{place} is no folder; adopt takes a folder, or a URL, with all files of the artifact")
-        own = os.path.realpath(store.shown(Target("raw", "dev")))[: -len("/raw/dev")]
-        if place == own or place.startswith(f"{own}/"):
-            raise RequestError(
-                f"{place} is in the prefix {own}, where artifacts are made and removed; move it elsewhere"
-            )
+        _refuse_inside(place, os.path.realpath(store.shown(Target("raw", "dev")))[: -len("/raw/dev")])
         try:
             files, names = external_files(place), list_files(Path(place))
         except MarinError as error:
@@ -119,6 +118,13 @@ def _opened(store: Store, source: str) -> tuple[str, Files, list[str]]:
         if name.endswith(PICKLES):
             raise RequestError(f"{place}/{name} is a pickle, which can run code when it is read; adopt no such file")
     return place, files, names
+
+
+def _refuse_inside(place: str, prefix: str) -> None:
+    if place == prefix or place.startswith(f"{prefix}/"):
+        raise RequestError(
+            f"{place} is in the prefix {prefix}, where artifacts are made and removed; move it elsewhere"
+        )
 
 
 def _hashed(files: Files, names: Sequence[str], logger: logging.Logger) -> list[dict[str, Any]]:

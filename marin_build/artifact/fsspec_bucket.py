@@ -81,6 +81,10 @@ class FsspecBucket(Bucket):
     def _path(self, key: str) -> str:
         return f"{self._root}/{key}"
 
+    def _place(self, front: str) -> str:
+        """The folder `front`, which may be that of the bucket itself."""
+        return self._path(front) if front else self._root
+
     def _try(self, key: str, do: Callable[[], T]) -> T:
         """Do it, again and again where the trouble may pass.
 
@@ -166,16 +170,17 @@ class FsspecBucket(Bucket):
         self._try(source, lambda: self._fs.cp_file(self._path(source), self._path(key)))
 
     def listing(self, front: str) -> dict[str, int]:
+        place = self._place(front)
         try:
-            found = self._try(front, lambda: self._fs.find(self._path(front), detail=True))
+            found = self._try(front, lambda: self._fs.find(place, detail=True))
         except FileNotFoundError:
             return {}
-        start = f"{self._root}/{front}/".lstrip("/")
+        start = f"{place}/".lstrip("/")
         names = {name.lstrip("/"): info for name, info in found.items()}
         return {name.removeprefix(start): int(info["size"]) for name, info in names.items() if name.startswith(start)}
 
     def folders(self, front: str) -> list[str]:
-        place = self._path(front) if front else self._root
+        place = self._place(front)
         try:
             found = self._try(front, lambda: self._fs.ls(place, detail=True))
         except FileNotFoundError:

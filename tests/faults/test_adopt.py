@@ -6,16 +6,21 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 import pytest
-from torn_world import ALL, BYTES, HELD_OUT, MODEL, RAW, TRAIN, Template, TornWorld, snapshot
+from torn_world import ALL, BYTES, DATA, HELD_OUT, MODEL, RAW, TRAIN, Template, TornWorld, snapshot
 
+from marin_build import adopt as adoption
 from marin_build import cli
 from marin_build.artifact import provenance
 from marin_build.artifact.examine import State
+from marin_build.artifact.fsspec_bucket import FsspecBucket, open_bucket
 from marin_build.artifact.gc import Sweeper
 from marin_build.errors import DamageError
+from marin_build.recipe.target import parse_target
 from marin_build.settings import Settings
 
 OWN = (".artifact.json", ".attempt.json")
@@ -176,3 +181,131 @@ def test_what_is_not_what_the_recipe_says(world: TornWorld, capsys: pytest.Captu
     world.edit(MODEL, "seed: 1", "seed: 0")
     (model / "checkpoints" / "4" / "manifest.json").unlink()
     assert "checkpoints/4: manifest.json cannot be read" in refusal(capsys, model, MODEL)
+
+
+# ---- from URLs, also under a prefix in an object store ---------------------------------------------------------------
+
+numbers = count()
+
+
+@dataclass(frozen=True)
+class Place:
+    """An empty prefix, and a bucket with the files of every artifact."""
+
+    world: TornWorld
+    elsewhere: FsspecBucket
+    files: Path
+    """The same on a disk."""
+
+    def adopt(self, target: str, source: str = "") -> int:
+        place = ["--config", f"prefix={self.world.prefix}"] if self.world.prefix else []
+        return cli.main(["adopt", source or f"{self.elsewhere.shown}/{target}", target, *place])
+
+    def there(self) -> dict[str, bytes | None]:
+        return {name: self.elsewhere.get(name)[0] for target in DATA for name in self._names(target)}
+
+    def _names(self, target: str) -> list[str]:
+        return [f"{target}/{name}" for name in self.elsewhere.listing(target)]
+
+
+@pytest.fixture(params=["disk", "memory"])
+def place(request: pytest.FixtureRequest, template: Template, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    monkeypatch.chdir(tmp_path)
+    copy = template.copy(tmp_path)
+    number, files = next(numbers), tmp_path / "elsewhere"
+    elsewhere = open_bucket(f"memory://elsewhere/{number}")
+    shutil.move(tmp_path / "artifacts", files)
+    shutil.rmtree(tmp_path / ".marin", ignore_errors=True)
+    for target in ALL:
+        for path in sorted((files / target).rglob("*")):
+            name = path.relative_to(files / target).as_posix()
+            if path.is_file() and (name.startswith((".", "logs/")) or name.endswith(".lock")):
+                path.unlink()
+            elif path.is_file() and target in DATA:
+                elsewhere.upload(path, f"{target}/{name}")
+        shutil.rmtree(files / target / "logs", ignore_errors=True)
+    prefix = f"memory://here/{number}" if request.param == "memory" else ""
+    return Place(TornWorld(copy.folder, prefix), elsewhere, files)
+
+
+def test_what_is_adopted_from_a_url_is_finished_and_built_on(template: Template, place: Place):
+    world, before = place.world, place.there()
+    for target in (RAW, BYTES):
+        assert place.adopt(target) == 0
+        record = world.record(target)
+        assert record.external == f"{place.elsewhere.shown}/{target}"
+        assert record.digest == template.records[target].digest
+        assert world.status(target).state is State.finished
+        assert world.verify(target).ok
+    assert world.run(TRAIN, HELD_OUT) in ([TRAIN, HELD_OUT], [HELD_OUT, TRAIN])
+    for target in (TRAIN, HELD_OUT):
+        assert world.record(target).digest == template.records[target].digest
+        assert world.verify(target).ok
+    assert world.run(TRAIN, HELD_OUT) == []
+    assert place.there() == before
+
+
+def test_a_tokenized_artifact_is_adopted_from_a_url_as_it_was(template: Template, place: Place):
+    for target in (RAW, BYTES, TRAIN):
+        assert place.adopt(target) == 0
+    assert place.world.record(TRAIN).digest == template.records[TRAIN].digest
+    assert place.world.run(TRAIN) == []
+
+
+@pytest.mark.parametrize("front", ["", "file://"])
+def test_a_folder_is_adopted_by_its_path_and_by_its_url(template: Template, place: Place, front: str):
+    assert place.adopt(RAW, f"{front}{place.files / RAW}") == 0
+    record = place.world.record(RAW)
+    assert (record.external, record.digest) == (str(place.files / RAW), template.records[RAW].digest)
+    assert place.adopt(BYTES, f"{front}{place.files / BYTES}") == 0
+    assert place.world.run(HELD_OUT) == [HELD_OUT]
+    assert place.world.record(HELD_OUT).digest == template.records[HELD_OUT].digest
+
+
+def test_what_is_damaged_there_is_built_here_and_gc_never_takes_what_is_there(template: Template, place: Place):
+    assert place.adopt(RAW) == 0
+    (name, *_) = sorted(place.elsewhere.listing(RAW))
+    place.elsewhere.delete(f"{RAW}/{name}")
+    there = place.there()
+    assert place.world.status(RAW).state is State.damaged
+    assert place.world.run(RAW) == [RAW]
+    record = place.world.record(RAW)
+    assert (record.external, record.digest) == (None, template.records[RAW].digest)
+    assert place.adopt(BYTES) == 0
+    for target in ALL:
+        if target != RAW:
+            (place.world.folder / "config" / f"{target}.yaml").unlink()
+    sweep = Sweeper(place.world.store, Settings(lease_seconds=1), 0, logging.getLogger("gc"))
+    assert [(str(i.target), i.outcome) for i in sweep.delete(sweep.look())] == [(BYTES, "deleted")]
+    assert place.world.record(BYTES) is None
+    assert place.world.verify(RAW).ok
+    assert place.there() == there
+
+
+def test_what_lies_in_the_prefix_is_not_adopted(place: Place, capsys: pytest.CaptureFixture[str]):
+    world = place.world
+    prefix = world.prefix or f"file://{world.folder / 'artifacts'}"
+    if world.prefix:
+        open_bucket(prefix).put("other/data", b"x")
+    else:
+        (world.folder / "artifacts" / "other").mkdir(parents=True)
+    assert place.adopt(RAW, f"{prefix}/other") == 2
+    assert "is in the prefix" in capsys.readouterr().err
+    assert world.record(RAW) is None
+
+
+@pytest.mark.parametrize("place", ["memory"], indirect=True)
+def test_a_build_that_was_committed_by_a_faster_one_is_not_replaced(place: Place, monkeypatch: pytest.MonkeyPatch):
+    real, built = adoption._completed, []
+
+    def pause(*arguments):  # for longer than the lease lasts; on a disk the lock is held meanwhile
+        world = place.world
+        world.store.delete(parse_target(RAW), ".lease.json")
+        world.run(RAW)
+        built.append(world.record(RAW))
+        return real(*arguments)
+
+    monkeypatch.setattr(adoption, "_completed", pause)
+    assert place.adopt(RAW) == 5
+    assert place.world.record(RAW) == built[0]
+    assert place.world.verify(RAW).ok
