@@ -164,6 +164,29 @@ def test_shards_made_again_are_equal_and_the_record_gets_a_certificate(place, ca
     assert json.loads(capsys.readouterr().out)[-1]["state"] == "finished"
 
 
+def test_on_an_object_store_it_is_the_same(place, capsys):
+    prefix = f"memory://rebuild/{os.getpid()}"
+    there = [*SETTINGS, f"prefix={prefix}", "object_cache=cache"]
+    for target in (RAW, TOKENIZER, TOKENS):
+        assert main(["build", target, *there]) == 0
+    store, target = open_store(prefix, "cache"), parse_target(TOKENS)
+    record, listing = read_record(store, target), store.listing(target)
+    assert record.digest == record_of(TOKENS).digest
+    assert main(["verify", "--rebuild", "3", TOKENS, "--seed", "7", *there]) == 0
+    assert "equal to the bit" in capsys.readouterr().out
+    (certificate,) = read_record(store, target).certificates
+    assert (len(certificate["checked"]), certificate["equal"]) == (3, "equal to the bit")
+    assert dataclasses.replace(read_record(store, target), certificates=()) == record
+    after = store.listing(target)
+    assert {**after, ".artifact.json": 0} == {**listing, ".artifact.json": 0}
+    shard = f"{record.folder}/{certificate['checked'][0]}"
+    store.bucket.put(f"{TOKENS}/{shard}", b"x" * listing[shard])
+    shutil.rmtree("cache")
+    assert main(["verify", "--rebuild", "3", TOKENS, "--seed", "7", *there]) == 4
+    assert f"{TOKENS} is damaged" in capsys.readouterr().err
+    assert len(read_record(store, target).certificates) == 1
+
+
 def test_every_shard_of_every_file_comes_out_again(place):
     shards = len(list(Path("artifacts", TOKENS).glob("*.arrow")))
     assert shards > 5

@@ -15,6 +15,7 @@ import pytest
 from artifact_world import CHECKPOINT, RAW, TOKENIZER, TOKENS, Parts, World
 from store_kinds import CONDITIONAL, KINDS, OBJECTS, on, servers, world
 
+from marin_build.artifact import accept as acceptance
 from marin_build.artifact import fsspec_bucket
 from marin_build.artifact.accept import accept
 from marin_build.artifact.attempt import read_attempt
@@ -456,6 +457,37 @@ def test_a_changed_recipe_is_accepted_on_the_record_that_was_seen(world: World, 
     accept(world.store, world.book, TARGET, "only a test")
     assert world.status(RAW).state is State.finished
     assert world.record(RAW).digest == digest
+
+
+@on("memory", *CONDITIONAL)
+def test_a_build_that_is_committed_while_a_change_is_accepted_stays(world: World, monkeypatch: pytest.MonkeyPatch):
+    """Between the look at the record and the exchange. On a disk the lock keeps the builder out until then."""
+    world.build(RAW, Parts(1, salt="old"))
+    world.edit(RAW, "digest: 0", "digest: 1")
+    real, committed = acceptance.change_record, threading.Event()
+
+    def build() -> None:
+        world.on_another_machine().build(RAW, Parts(2, salt="new"), force="a run")
+        committed.set()
+
+    builder = threading.Thread(target=build)
+
+    def wait_for_the_builder(*arguments: Any) -> bool:
+        builder.start()
+        committed.wait(1 if world.store.fences_by_lock else 30)
+        return real(*arguments)
+
+    monkeypatch.setattr(acceptance, "change_record", wait_for_the_builder)
+    if world.store.fences_by_lock:
+        accept(world.store, world.book, TARGET, "only a test")
+    else:
+        with pytest.raises(LeasedError, match="changed by somebody else just now: nothing was accepted"):
+            accept(world.store, world.book, TARGET, "only a test")
+    builder.join()
+    record = world.record(RAW)
+    assert (len(record.content), record.provenance["forced"], record.accepted) == (2, "a run", ())
+    assert world.verify(RAW).ok
+    assert world.status(RAW).state is State.finished
 
 
 @everywhere
