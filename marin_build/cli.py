@@ -305,7 +305,7 @@ class _Parser(argparse.ArgumentParser):
         super().error(printable(message))
 
 
-def _positive(text: str) -> int:
+def count(text: str) -> int:
     number = int(text)
     if number < 1:
         raise ValueError
@@ -350,7 +350,7 @@ def parser() -> argparse.ArgumentParser:
     depth.add_argument("--full", action="store_true", help="every byte; marks the record when something is wrong")
     depth.add_argument(
         "--rebuild",
-        type=_positive,
+        type=count,
         metavar="K",
         help="make K shards, or K steps of a training, again and compare them; the record keeps what was found",
     )

@@ -88,6 +88,8 @@ def resolve(
     for key, value in merged.items():
         if isinstance(value, str):
             _check_text(key, value)
+    if str(merged.get("prefix")).startswith("memory:"):
+        raise RequestError("setting prefix: memory:// lasts for one process, and each job is one; use a folder")
     try:
         return Settings.model_validate(merged)
     except ValidationError as error:

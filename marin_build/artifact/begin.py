@@ -138,7 +138,7 @@ def _beyond_repair(look: Look, status: Status, made: Record | Attempt | None) ->
         )
     if found := causes(look.book, look.record, target, made):
         return drift_error(look.book, target, found, look.drifted(target), finished=False)
-    return input_error(target, look.changed_inputs(made))
+    return input_error(target, look.changed_inputs(made), damaged=isinstance(made, Record))
 
 
 def _of_unknown_origin(target: Target) -> DamageError:

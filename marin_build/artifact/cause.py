@@ -131,8 +131,12 @@ def _what_helps(
     ]
 
 
-def input_error(target: Target, changes: tuple[Change, ...]) -> DriftError:
-    """What to tell a user whose unfinished work was made from other bytes than its dependencies have now."""
-    lines = [f"drift: {target}: its unfinished work is on other input bytes: {changes[0]}"]
+def input_error(target: Target, changes: tuple[Change, ...], *, damaged: bool = False) -> DriftError:
+    """What to tell a user whose unfinished work, or damaged artifact, was made from other bytes than its dependencies
+    have now.
+    """
+    what = "it is damaged, and was built" if damaged else "its unfinished work is"
+    does = "builds it anew, from the bytes of now" if damaged else "drops the unfinished work and starts anew"
+    lines = [f"drift: {target}: {what} on other input bytes: {changes[0]}"]
     lines += [f"  {change}" for change in changes[1:]]
-    return DriftError("\n".join([*lines, f"  snakemake -f {target}  drops the unfinished work and starts anew"]))
+    return DriftError("\n".join([*lines, f"  snakemake -f {target}  {does}"]))

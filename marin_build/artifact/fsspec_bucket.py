@@ -73,6 +73,8 @@ def _file_system(protocol: str) -> Any:
 class FsspecBucket(Bucket):
     """Without preconditions: a version is a hash of the bytes, and is compared before the write."""
 
+    tries = TRIES
+
     def __init__(self, fs: Any, protocol: str, root: str) -> None:
         self._fs, self._root = fs, root
         self.shown = f"{protocol}://{root}"
@@ -93,7 +95,7 @@ class FsspecBucket(Bucket):
             RequestError: access is refused.
             MarinError: it did not pass.
         """
-        for number in range(1, TRIES + 1):
+        for number in range(1, self.tries + 1):
             try:
                 return do()
             except (FileNotFoundError, FileExistsError):
@@ -101,9 +103,9 @@ class FsspecBucket(Bucket):
             except Exception as error:
                 if not is_transient(error):
                     raise self._refused(key, error) from error
-                if number == TRIES:
+                if number == self.tries:
                     raise MarinError(
-                        f"{self.shown}/{key}: the store failed {TRIES} times, at last with {_line(error)}\n"
+                        f"{self.shown}/{key}: the store failed {self.tries} times, at last with {_line(error)}\n"
                         "  run the same command again: what was done is kept"
                     ) from error
                 pause = min(self.first_pause_seconds * 2 ** (number - 1), LONGEST_PAUSE_SECONDS)
@@ -111,7 +113,8 @@ class FsspecBucket(Bucket):
         raise AssertionError("unreachable")
 
     def _refused(self, key: str, error: Exception) -> MarinError:
-        is_access = isinstance(error, PermissionError) or "Forbidden" in str(error) or _is_about_credentials(error)
+        is_denied = isinstance(error, PermissionError) or "Forbidden" in str(error) or getattr(error, "code", 0) == 401
+        is_access = is_denied or _is_about_credentials(error)
         kind = RequestError if is_access else MarinError
         return kind(f"{self.shown}/{key}: {'no access' if is_access else 'refused'}: {_line(error)}")
 
@@ -202,6 +205,9 @@ class ConditionalBucket(FsspecBucket):
 
 class GcsBucket(ConditionalBucket):
     """Versions are generations."""
+
+    tries = 2
+    """gcsfs itself tries each request six times, for half a minute."""
 
     def _get(self, key: str) -> tuple[bytes | None, Version]:
         headers, data = self._fs.call("GET", self._fs.url(self._path(key)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import flaky_store
 import pytest
@@ -11,7 +12,7 @@ from artifact_world import RAW, TOKENIZER, TOKENS, Parts, World
 from marin_build.artifact import fsspec_bucket
 from marin_build.artifact.examine import State
 from marin_build.artifact.store import open_store
-from marin_build.errors import MarinError, Stopped
+from marin_build.errors import MarinError, RequestError, Stopped
 from marin_build.recipe.target import parse_target
 
 CHAIN = (RAW, TOKENIZER, TOKENS)
@@ -71,6 +72,33 @@ def test_a_store_that_is_down_is_given_up_after_a_few_tries_with_growing_pauses(
     assert len(waits) == fsspec_bucket.TRIES - 1
     assert all(0.5 * 2**n <= min(pause, 20 * 2**n) <= 30 for n, pause in enumerate(waits[:5]))
     assert waits[-1] > waits[0]
+
+
+@pytest.mark.row(26)
+def test_where_the_package_itself_tries_for_long_it_is_asked_twice(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(fsspec_bucket.time, "sleep", lambda seconds: None)
+    tries: list[str] = []
+
+    def call(*args: object) -> None:
+        tries.append("half a minute")
+        raise ConnectionError("no such host")
+
+    bucket = fsspec_bucket.GcsBucket(SimpleNamespace(call=call, url=str), "gs", "bucket/x")
+    with pytest.raises(MarinError, match="the store failed 2 times"):
+        bucket.get("key")
+    assert len(tries) == 2
+
+
+@pytest.mark.row(26)
+def test_an_anonymous_caller_has_no_access():
+    class HttpError(Exception):
+        code = 401
+
+    def call(*args: object) -> None:
+        raise HttpError("Anonymous caller does not have storage.objects.get access")
+
+    with pytest.raises(RequestError, match="no access: HttpError: Anonymous caller"):
+        fsspec_bucket.GcsBucket(SimpleNamespace(call=call, url=str), "gs", "bucket/x").get("key")
 
 
 @pytest.mark.row(26)

@@ -59,6 +59,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         "prefix=a\udcff",
         "prefix=2026-01-01",
         "prefix=",
+        "prefix=memory://x",
         "recipes=[a]",
         "\x1b[31m=1",
         "nonsense",
