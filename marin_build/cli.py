@@ -134,6 +134,7 @@ def show(options: argparse.Namespace) -> int:
     target = place.target(options.target)
     record = read_record(place.store, target)
     if record is None:
+        place.book.read(target)  # a mistyped one is told what was meant
         raise RequestError(
             f"{target} is not finished: it has no record under {place.settings.prefix}\n  snakemake {target}"
         )

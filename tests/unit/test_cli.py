@@ -151,6 +151,7 @@ def test_new_and_bump_write_recipes_that_load(place, capsys):
     [
         (["build", "tokenizers/byte/2026.01.01"], "did you mean tokenizers/bytes/2026.01.01?"),
         (["show", RAW], "not finished"),
+        (["show", "tokenizers/byte/2026.01.01"], "did you mean tokenizers/bytes/2026.01.01?"),
         (["build", RAW, "--config", "procesess=1"], "did you mean 'processes'?"),
         (["build", RAW, "--config", "processes=many"], "processes"),
         (["build", RAW, "--config", "processes"], "key=value"),
