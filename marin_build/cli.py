@@ -55,6 +55,13 @@ class Workplace:
         self.book.read(target)
         return target
 
+    def finished_or_existing(self, typed: str) -> Target:
+        """The target that was meant; it has a record or a recipe."""
+        from marin_build.artifact.store import RECORD
+
+        target = self.target(typed)
+        return target if self.store.read(target, RECORD) is not None else self.existing(typed)
+
     def closure(self, typed: Sequence[str]) -> list[Target]:
         """The targets and everything that they need, dependencies first; all recipes when none is given."""
         from marin_build.recipe.dependencies import closure
@@ -131,10 +138,9 @@ def show(options: argparse.Namespace) -> int:
     from marin_build.artifact.record import read_record
 
     place = Workplace(options)
-    target = place.target(options.target)
+    target = place.finished_or_existing(options.target)
     record = read_record(place.store, target)
     if record is None:
-        place.book.read(target)  # a mistyped one is told what was meant
         raise RequestError(
             f"{target} is not finished: it has no record under {place.settings.prefix}\n  snakemake {target}"
         )
@@ -189,7 +195,8 @@ def verify(options: argparse.Namespace) -> int:
     place = Workplace(options)
     if options.rebuild:
         return _rebuild(options, place)
-    reports = [verify_target(place.store, place.target(typed), full=options.full) for typed in options.targets]
+    targets = [place.finished_or_existing(typed) for typed in options.targets]
+    reports = [verify_target(place.store, target, full=options.full) for target in targets]
     if options.json:
         print_json([report.to_dict() for report in reports])
     else:
@@ -270,9 +277,12 @@ def adopt(options: argparse.Namespace) -> int:
 def gc(options: argparse.Namespace) -> int:
     from marin_build.artifact.attempt_log import terminal_logger
     from marin_build.artifact.gc import DAY, Sweeper
+    from marin_build.artifact.reach import unmatched
     from marin_build.looks import show_unneeded
 
     place = Workplace(options)
+    for pattern in unmatched(place.store, place.settings.keep):
+        print(printable(f"keep: {pattern!r} matches nothing under {place.settings.prefix}"), file=sys.stderr)
     sweeper = Sweeper(place.store, place.settings, options.grace_days * DAY, terminal_logger())
     items = sweeper.look()
     if options.delete:
@@ -286,7 +296,7 @@ def gc(options: argparse.Namespace) -> int:
 def days(text: str) -> float:
     value = float(text)
     if not 0 <= value < float("inf"):
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError(f"{text!r}: needs a number of days, 0 or more")
     return value
 
 
@@ -309,7 +319,7 @@ class _Parser(argparse.ArgumentParser):
 def count(text: str) -> int:
     number = int(text)
     if number < 1:
-        raise ValueError
+        raise argparse.ArgumentTypeError(f"{text!r}: needs a whole number, 1 or more")
     return number
 
 

@@ -44,6 +44,12 @@ def is_kept(target: Target, keep: Sequence[str]) -> bool:
     return any(fnmatchcase(str(target), pattern) for pattern in keep)
 
 
+def unmatched(store: Store, keep: Sequence[str]) -> list[str]:
+    """Pins that name nothing that is there: mistyped, perhaps."""
+    here = store.targets() if keep else []
+    return [pattern for pattern in keep if not any(is_kept(target, [pattern]) for target in here)]
+
+
 def _named(book: RecipeBook, here: Sequence[Target]) -> set[Target]:
     named = book.targets()
     if not named:

@@ -157,6 +157,7 @@ def test_new_and_bump_write_recipes_that_load(place, capsys):
         (["build", RAW, "--config", "processes"], "key=value"),
         (["build", RAW, "--config", "mesh={"], "YAML"),
         (["verify", "nonsense"], "not a target"),
+        (["verify", "tokenizers/byte/2026.01.01"], "did you mean tokenizers/bytes/2026.01.01?"),
         (
             ["status", RAW, "--prefix", "a\udcff"],
             "setting prefix: holds a control character or bytes that are no UTF-8",

@@ -15,6 +15,7 @@ from marin_build.artifact.attempt import read_attempt
 from marin_build.artifact.examine import State
 from marin_build.artifact.gc import DAY
 from marin_build.artifact.lease import Terms, acquire
+from marin_build.artifact.reach import unmatched
 from marin_build.errors import RecipeError, RequestError, Stopped
 from marin_build.recipe.target import parse_target
 
@@ -63,6 +64,7 @@ def test_a_pin_keeps_an_artifact_and_what_it_was_made_from(finished: World, keep
     drop_recipe(finished, CHECKPOINT, TOKENS)
     assert found(finished, keep=[keep]) == {}
     assert found(finished, keep=["checkpoints/other/*"]).keys() == {(CHECKPOINT, "artifact"), (TOKENS, "artifact")}
+    assert unmatched(finished.store, [keep, "checkpoints/other/*"]) == ["checkpoints/other/*"]
 
 
 def test_unfinished_work_keeps_what_it_is_made_from(finished: World):
