@@ -178,14 +178,12 @@ ROWS = (
         "slow or flaky store: errors, latency, short reads",
         "a wrapped fsspec store",
         "a bounded number of retries, the same bytes, no busy loop",
-        "object stores",
     ),
     Row(
         27,
         "store without atomic rename, or with late listings",
         "a wrapped fsspec store",
         "the record decides; nothing relies on a listing",
-        "object stores",
     ),
     Row(
         28,
