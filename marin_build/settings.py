@@ -88,14 +88,23 @@ def resolve(
     for key, value in merged.items():
         if isinstance(value, str):
             _check_text(key, value)
-    if str(merged.get("prefix")).startswith("memory:"):
-        raise RequestError("setting prefix: memory:// lasts for one process, and each job is one; use a folder")
+            if key == "prefix":
+                _check_prefix(value)
     try:
         return Settings.model_validate(merged)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
         raise RequestError(f"setting {key}: {first['msg']} (value seen: {_seen(first['input'])})") from None
+
+
+def _check_prefix(value: str) -> None:
+    """Raise RequestError for a place where no job would find what another has made."""
+    scheme = value.lower().partition("://")[0] if "://" in value else ""
+    if scheme == "memory":
+        raise RequestError("setting prefix: memory:// lasts for one process, and each job is one; use a folder")
+    if scheme in ("http", "https"):
+        raise RequestError(f"setting prefix: {scheme}:// can only be read; use a folder, gs://… or s3://…")
 
 
 def _check_text(key: str, value: str) -> None:

@@ -83,3 +83,9 @@ def memory_world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         monkeypatch.chdir(folder)
         yield World.make(Path(folder))
         monkeypatch.undo()
+
+
+@pytest.fixture
+def memory_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands take a prefix memory://…: all of them run in the process of the test, which it lasts for."""
+    monkeypatch.setattr("marin_build.settings._check_prefix", lambda value: None)

@@ -15,14 +15,11 @@ import secrets
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from marin_build.artifact.attempt import Attempt, write_attempt
 from marin_build.artifact.attempt_log import last_lines
-from marin_build.artifact.digest import file_entries
 from marin_build.artifact.files import (
     ADOPT,
     Files,
@@ -30,11 +27,10 @@ from marin_build.artifact.files import (
     external_files,
     first_link,
     is_within,
-    links_below,
     sizes_below,
 )
-from marin_build.artifact.lease import Lease
-from marin_build.artifact.record import STAGED, Record, write_record
+from marin_build.artifact.local_work import LocalWork, without_links
+from marin_build.artifact.record import Record
 from marin_build.artifact.store import (
     ASIDE,
     ATTEMPT,
@@ -235,13 +231,13 @@ class LocalStore(Store):
     # ---- attempts ----------------------------------------------------------------------------------------------------
 
     def resume(self, new: Attempt, there: Attempt) -> Work:
-        return _without_links(self._work(new, there.folder))
+        return without_links(self._work(new, there.folder))
 
     def rebuild(self, new: Attempt) -> Work:
         """Build in `.rebuild`; the finished artifact stays."""
         self.delete(new.target, ATTEMPT)
         remove(self.folder(new.target) / REBUILD)
-        return _without_links(self._work(new, REBUILD))
+        return without_links(self._work(new, REBUILD))
 
     def start_anew(self, new: Attempt, logger: logging.Logger, *, keep: bool) -> Work:
         """Build in the folder itself. The attempt goes before its work: half-removed work belongs to no recipe."""
@@ -253,7 +249,7 @@ class LocalStore(Store):
             discard(main)
         elif aside := set_aside(main, work_names(main)):
             logger.warning("%s: older work was moved to %s", target, aside)
-        return _without_links(self._work(new, "."))
+        return without_links(self._work(new, "."))
 
     def repair(self, new: Attempt, there: Attempt | None, record: Record | None, bad: Iterable[str]) -> Work:
         """Make it unfinished again, without its damaged files, in the folder that it is in."""
@@ -262,7 +258,7 @@ class LocalStore(Store):
         set_aside(main, [name for name in bad if os.path.lexists(main / name)])
         if work.folder == main:
             self.delete(new.target, RECORD)
-        return _without_links(work)
+        return without_links(work)
 
     def _work(self, new: Attempt, folder: str) -> LocalWork:
         attempt = dataclasses.replace(new, folder=folder)
@@ -298,65 +294,9 @@ class LocalStore(Store):
                         (self.prefix / folder).rmdir()
 
 
-class LocalWork(Work):
-    """Work in the artifact's folder, or in `.rebuild` in it."""
-
-    def __init__(self, store: LocalStore, attempt: Attempt) -> None:
-        self._store, self.attempt = store, attempt
-        self._main = store.folder(attempt.target)
-        self.folder, self.logs = self._main / attempt.folder, self._main / LOGS
-
-    def keep(self, names: Iterable[str], dropped: Iterable[str] = ()) -> None:
-        """Nothing is to do: the builder made it durable, and whoever resumes finds it here."""
-
-    def collect(self, names: Sequence[str], log: str) -> list[dict[str, Any]]:
-        entries = file_entries(self.folder, names, sync=True)
-        for name in work_names(self.folder):
-            _sync_folders(self.folder / name)
-        sync_folder(self.folder)
-        entries += file_entries(self._main, [f"{LOGS}/{log}"], sync=True)
-        _sync_folders(self.logs)
-        return entries
-
-    def commit(self, lease: Lease, record: Record, tidy: Callable[[], None]) -> None:
-        """The record is written last; that of a rebuild is staged, which decides it, and the swap follows."""
-        in_rebuild = self.attempt.folder == REBUILD
-        with lease.committing():
-            write_record(self._store, record, STAGED if in_rebuild else RECORD)
-        tidy()
-        if in_rebuild:
-            with lease.committing():
-                put_in_place(self._store, record.target)
-
-    def close(self) -> None:
-        pass
-
-
-def _sync_folders(top: Path) -> None:
-    for base, _, _ in os.walk(top):
-        sync_folder(Path(base))
-
-
 def _no_link(path: str, flags: int) -> int:
     """Opens a file that is no link itself, and waits for nobody: a pipe is looked at, not listened to."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-
-
-def _without_links(work: LocalWork) -> LocalWork:
-    """The work, once no link is in its way: a builder would write, and later delete, where it leads.
-
-    Raises:
-        DamageError: there is one.
-    """
-    main = work.logs.parent
-    found = [name for name in (LOGS, REBUILD) if os.path.islink(main / name)]
-    if found := found or list(islice(links_below(work.folder, frozenset({ASIDE})), 1)):
-        place = (main if found[0] in (LOGS, REBUILD) else work.folder) / found[0]
-        raise DamageError(
-            f"{work.attempt.target}: {place} is a link, and a build writes through none\n"
-            f"  put the files themselves there, or remove the link; {ADOPT}"
-        )
-    return work
 
 
 def _locked(path: Path, target: Target) -> int:

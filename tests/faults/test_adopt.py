@@ -224,6 +224,7 @@ def place(request: pytest.FixtureRequest, template: Template, tmp_path: Path, mo
             elif path.is_file() and target in DATA:
                 elsewhere.upload(path, f"{target}/{name}")
         shutil.rmtree(files / target / "logs", ignore_errors=True)
+    request.getfixturevalue("memory_prefix")
     prefix = f"memory://here/{number}" if request.param == "memory" else ""
     return Place(TornWorld(copy.folder, prefix), elsewhere, files)
 

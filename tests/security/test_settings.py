@@ -60,6 +60,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         "prefix=2026-01-01",
         "prefix=",
         "prefix=memory://x",
+        "prefix=https://a/b",
         "recipes=[a]",
         "\x1b[31m=1",
         "nonsense",

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from llamas import llama_yaml
+
 from marin_build.artifact.context import BuildContext, BuildResult
 from marin_build.artifact.examine import Status, examine
 from marin_build.artifact.publish import Builder, Outcome, build
@@ -48,45 +50,19 @@ shard_bytes: 1000
 token_budget: null
 max_bad_documents: 0
 """
-_CHECKPOINT = """\
+_CHECKPOINT = f"""\
 data:
   tokenizer: tokenizers/t/2026.06.28
   train:
-    x: {target: tokenized/x/2026.06.28, weight: 1}
+    x: {{target: tokenized/x/2026.06.28, weight: 1}}
   sequence_length: 8
   mixture_block: 1
   attention_across_documents: true
-model:
-  architecture: llama
-  vocab_size: 257
-  hidden_size: 8
-  intermediate_size: 8
-  num_hidden_layers: 1
-  num_attention_heads: 1
-  num_key_value_heads: 1
-  head_dim: 8
-  rope_theta: 10000
-  rope_scaling: null
-  rms_norm_eps: 1e-5
-  initializer_range: 0.02
-  tie_word_embeddings: true
-optimizer:
-  type: adamw
-  learning_rate: 3e-3
-  beta1: 0.9
-  beta2: 0.95
-  epsilon: 1e-8
-  weight_decay: 0.1
-  no_weight_decay: []
-  max_grad_norm: null
-  schedule: {type: cosine, warmup_steps: 0, min_lr_ratio: 0}
+{llama_yaml(257)}
 steps: 10
 global_batch_size: 1
-z_loss: 0
-precision: {parameters: float32, compute: float32}
-seed: 0
 measure:
-  validation: {every_steps: 10, sets: {v: tokenized/v/2026.06.28}}
+  validation: {{every_steps: 10, sets: {{v: tokenized/v/2026.06.28}}}}
 """
 RECIPES = {
     RAW: _RAW,

@@ -17,6 +17,7 @@ from typing import Any
 
 import xxhash
 from artifact_world import World
+from llamas import llama_yaml
 
 from marin_build import refusals
 from marin_build.artifact import mirror
@@ -60,35 +61,9 @@ data:
   sequence_length: 16
   mixture_block: 4
   attention_across_documents: true
-model:
-  architecture: llama
-  vocab_size: 257
-  hidden_size: 8
-  intermediate_size: 16
-  num_hidden_layers: 1
-  num_attention_heads: 1
-  num_key_value_heads: 1
-  head_dim: 8
-  rope_theta: 10000
-  rope_scaling: null
-  rms_norm_eps: 1e-5
-  initializer_range: 0.02
-  tie_word_embeddings: true
-optimizer:
-  type: adamw
-  learning_rate: 3e-3
-  beta1: 0.9
-  beta2: 0.95
-  epsilon: 1e-8
-  weight_decay: 0.1
-  no_weight_decay: []
-  max_grad_norm: null
-  schedule: {{type: cosine, warmup_steps: 0, min_lr_ratio: 0}}
+{llama_yaml(257, 16)}
 steps: {STEPS}
 global_batch_size: 2
-z_loss: 0
-precision: {{parameters: float32, compute: float32}}
-seed: 0
 measure:
   validation: {{every_steps: {STEPS}, sets: {{held_out: {HELD_OUT}}}}}
   keep_every_steps: {KEEP}

@@ -301,6 +301,7 @@ def listing(world: World, target: str) -> dict[str, int]:
 
 
 @on("memory")
+@pytest.mark.usefixtures("memory_prefix")
 def test_the_dry_run_says_what_the_real_run_does(world: World, capsys: pytest.CaptureFixture[str]):
     world.build_all(RAW, TOKENIZER, TOKENS, VALIDATION, CHECKPOINT)
     world.build(RAW, force="a run")

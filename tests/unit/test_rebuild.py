@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from compiled import compiled_once
+from llamas import llama_yaml
 
 from marin_build.artifact.digest import file_entry, root_digest
 from marin_build.artifact.record import read_record, write_record
@@ -42,35 +43,9 @@ data:
   sequence_length: 16
   mixture_block: 1
   attention_across_documents: true
-model:
-  architecture: llama
-  vocab_size: 258
-  hidden_size: 8
-  intermediate_size: 8
-  num_hidden_layers: 1
-  num_attention_heads: 1
-  num_key_value_heads: 1
-  head_dim: 8
-  rope_theta: 10000
-  rope_scaling: null
-  rms_norm_eps: 1e-5
-  initializer_range: 0.02
-  tie_word_embeddings: true
-optimizer:
-  type: adamw
-  learning_rate: 3e-3
-  beta1: 0.9
-  beta2: 0.95
-  epsilon: 1e-8
-  weight_decay: 0.1
-  no_weight_decay: []
-  max_grad_norm: null
-  schedule: {{type: cosine, warmup_steps: 0, min_lr_ratio: 0}}
+{llama_yaml(258)}
 steps: 12
 global_batch_size: 2
-z_loss: 0
-precision: {{parameters: float32, compute: float32}}
-seed: 0
 measure: {{keep_every_steps: 4}}
 """,
 }
@@ -164,7 +139,7 @@ def test_shards_made_again_are_equal_and_the_record_gets_a_certificate(place, ca
     assert json.loads(capsys.readouterr().out)[-1]["state"] == "finished"
 
 
-def test_on_an_object_store_it_is_the_same(place, capsys):
+def test_on_an_object_store_it_is_the_same(place, capsys, memory_prefix):
     prefix = f"memory://rebuild/{os.getpid()}"
     there = [*SETTINGS, f"prefix={prefix}", "object_cache=cache"]
     for target in (RAW, TOKENIZER, TOKENS):
