@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from artifact_world import RAW, TOKENIZER, TOKENS, Parts, World
 
-from marin_build.artifact import local_store
+from marin_build.artifact import local_work
 from marin_build.artifact.examine import State
 from marin_build.build import builder_of
 
@@ -38,14 +38,7 @@ def killed_in(call: str, when: int, work: Callable[[], Any]) -> int:
     """Run `work` in a child that dies by SIGKILL at its `when`-th `call` after the commit began; its exit code."""
     pid = os.fork()
     if pid == 0:
-        real = local_store.write_record
-
-        def stop_first(*arguments: Any) -> None:
-            os.kill(os.getpid(), signal.SIGSTOP)
-            real(*arguments)
-
-        local_store.write_record = stop_first  # type: ignore[assignment]
-        os._exit(in_this_process(work))
+        os._exit(in_this_process(lambda: stopped_at_the_record(work)))
     os.waitpid(pid, os.WUNTRACED)
     inject = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={call}"]
     inject += ["-e", f"inject={call}:signal=KILL:when={when}", "-p", str(pid)]
@@ -58,6 +51,18 @@ def killed_in(call: str, when: int, work: Callable[[], Any]) -> int:
             time.sleep(0.005)
         os.kill(pid, signal.SIGCONT)
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def stopped_at_the_record(work: Callable[[], Any]) -> None:
+    """Do the work, and wait for SIGCONT where it is about to write the record."""
+    real = local_work.write_record
+
+    def stop_first(*arguments: Any) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        real(*arguments)
+
+    local_work.write_record = stop_first  # type: ignore[assignment]
+    work()
 
 
 def in_this_process(work: Callable[[], Any]) -> int:

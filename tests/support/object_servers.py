@@ -38,6 +38,9 @@ def _free_port() -> int:
 
 @contextlib.contextmanager
 def _serving(command: list[str], url: str) -> Iterator[None]:
+    import gcsfs
+    import s3fs
+
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         until = time.monotonic() + 60
@@ -45,6 +48,8 @@ def _serving(command: list[str], url: str) -> Iterator[None]:
             assert process.poll() is None, f"{command[0]} ended with code {process.returncode}"
             assert time.monotonic() < until, f"no answer from {url}"
             time.sleep(0.05)
+        for kind in (gcsfs.GCSFileSystem, s3fs.S3FileSystem):  # those of this process may know an earlier server
+            kind.clear_instance_cache()
         yield
     finally:
         process.kill()

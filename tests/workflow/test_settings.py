@@ -96,7 +96,7 @@ def test_a_job_may_use_the_cores_of_its_rule_unless_told_otherwise(job):
     [
         ("prefx=a", "Error: unknown setting 'prefx'; did you mean 'prefix'?"),
         ("lease_seconds=-1", "Error: setting lease_seconds"),
-        ("prefix=s3://user:secret@bucket/a", "a prefix may hold no password"),
+        ("prefix=s3://user:secret@bucket/a", "Error: setting prefix: holds credentials"),
     ],
 )
 def test_a_wrong_setting_is_one_clear_line(snakemake, given, said):
