@@ -8,29 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import xxhash
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from marin_build.artifact.context import BuildContext
-from marin_build.data.documents import (
-    Rejection,
-    check_format,
-    decompressed,
-    read_chunks,
-    read_document,
-    supported,
-    units,
-)
+from marin_build.data.documents import Rejection, place_of, read_document, units
 from marin_build.data.progress import Progress
+from marin_build.data.reading import Reading, check_format
 from marin_build.data.sources import SourceFile, artifact_files
 from marin_build.errors import RequestError, Stopped
 from marin_build.recipe.schema import TrainedTokenizer
-from marin_build.recipe.sources import JsonLines, PlainText
+from marin_build.recipe.sources import TextFormat
 
 BYTES = 256
 BATCH_DOCUMENTS = 256
 
-TextFile = tuple[SourceFile, JsonLines | PlainText]
+TextFile = tuple[SourceFile, TextFormat]
 
 
 def train(context: BuildContext, wanted: TrainedTokenizer, metrics: dict[str, float | int]) -> Tokenizer:
@@ -78,10 +70,9 @@ def _untrained(context: BuildContext, split_regex: str) -> Tokenizer:
 def _files(context: BuildContext, wanted: TrainedTokenizer) -> list[TextFile]:
     files: list[TextFile] = []
     for text in wanted.text:
-        format = supported(text.format, str(context.target))
-        files += [(file, format) for file in artifact_files(context.dependencies[text.target], text.files)]
-    for file, _ in files:
-        check_format(file.name)
+        files += [(file, text.format) for file in artifact_files(context.dependencies[text.target], text.files)]
+    for file, format in files:
+        check_format(file.name, format)
     return files
 
 
@@ -104,17 +95,11 @@ def _batches(
     yield batch
 
 
-def _documents(
-    context: BuildContext, file: SourceFile, format: JsonLines | PlainText, progress: Progress
-) -> Iterator[str]:
+def _documents(context: BuildContext, file: SourceFile, format: TextFormat, progress: Progress) -> Iterator[str]:
     """Documents of a file; one that is unusable stops the training, and so does a file of other bytes."""
-    digest, at = xxhash.xxh3_128(), 0
-
-    def seen(chunk: bytes) -> None:
-        digest.update(chunk)
-        progress.add(len(chunk))
-
-    for unit in units(decompressed(file.path, read_chunks(file.path, 0, None, seen)), format):
+    reading, at = Reading(file), 0
+    for unit in units(reading.text(format), format):
+        progress.add(reading.news())
         if context.stop_requested():
             raise Stopped("stopped by a signal while the tokenizer was trained; the same command starts it again")
         document = read_document(unit, at, format)
@@ -122,9 +107,9 @@ def _documents(
             yield document
         elif isinstance(document, Rejection) and document.is_bad:
             raise RequestError(
-                f"{context.target}: {file.path}, byte {document.byte:,}: {document.reason}: {document.detail}\n"
+                f"{context.target}: {file.path}, {place_of(document.to_dict())}: {document.reason}: {document.detail}\n"
                 "  repair the file, or train on others"
             )
         at += len(unit)
-    if digest.hexdigest() != file.digest:
-        raise file.changed(digest.hexdigest())
+    progress.add(reading.news())
+    reading.check()

@@ -1,34 +1,23 @@
-"""Documents out of source files, and what is done about bad input.
+"""Documents out of the text of source files, and what is done about bad input.
 
-A file is a stream of bytes, plain or compressed; the stream is cut into *units* that tile it (a line, a paragraph with
-the blank lines around it, the whole file); a unit holds one document, none (a blank line of JSON lines), or a rejection
-that names its byte and reason. A stream that breaks (cut, wrong checksum) always stops the build: what is missing
-cannot be counted.
+The text is a stream of bytes (`reading`); the stream is cut into *units* that tile it (a line, a paragraph with the
+blank lines around it, the whole file, a row); a unit holds one document, none (a blank line of JSON lines), or a
+rejection that names its byte or row and the reason.
 """
 
 from __future__ import annotations
 
 import json
-import zlib
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
 from reprlib import repr as _short
+from typing import Any
 
 import orjson
-import zstandard
 
-from marin_build.data.sources import unreadable
-from marin_build.errors import RequestError
-from marin_build.recipe.sources import JsonLines, PlainText, TextFormat
+from marin_build.recipe.sources import ROW_FORMATS, JsonLines, PlainText, TextFormat
 
-CHUNK_BYTES = 1 << 20
-ZSTD_FEED_BYTES = 16 << 10
-"""Compressed bytes given to zstandard at once: it returns all that they hold, up to 32,768 times as much."""
-ZSTD_MAX_WINDOW_BYTES = 1 << 31
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-GZIP, ZSTD = (".gz",), (".zst", ".zstd")
-OTHER_FORMATS = (".parquet", ".bz2", ".xz", ".lz4", ".br", ".zip", ".tar", ".tgz", ".7z", ".arrow", ".npy", ".pdf")
 
 NOT_TEXT = frozenset({"null", "empty"})
 """Reasons that are counted but are no fault: the record says that it has no text."""
@@ -36,129 +25,44 @@ NOT_TEXT = frozenset({"null", "empty"})
 
 @dataclass(frozen=True)
 class Rejection:
-    """A unit that gives no document: at which byte of the (decompressed) file, and why."""
+    """A unit that gives no document: at which byte of the (decompressed) file, or in which of its rows, and why."""
 
     byte: int
     reason: str
     """null, empty, malformed_json, invalid_utf8, lone_surrogate, not_an_object, missing_key or not_text."""
     detail: str
+    row: int | None = None
+    """Counted from 0; none: the file has no rows, and `byte` is the place."""
 
     @property
     def is_bad(self) -> bool:
         return self.reason not in NOT_TEXT
 
-
-# ---- bytes of a file -------------------------------------------------------------------------------------------------
-
-
-def is_compressed(name: str) -> bool:
-    return name.lower().endswith(GZIP + ZSTD)
+    def to_dict(self) -> dict[str, Any]:
+        """Its place, either `byte` or `row`, with the reason and the detail."""
+        other = "row" if self.row is None else "byte"
+        return {key: value for key, value in asdict(self).items() if key != other}
 
 
-def supported(format: TextFormat, target: str) -> JsonLines | PlainText:
-    """The format, where documents can be read from it.
-
-    Raises:
-        RequestError: that is not built yet.
-    """
-    if isinstance(format, JsonLines | PlainText):
-        return format
-    raise RequestError(
-        f"{target}: format.type {format.type} is not supported yet; convert the files to JSON lines, with type: jsonl"
-    )
-
-
-def check_format(name: str) -> None:
-    """Refuse a file whose ending says that it holds no lines of text."""
-    if name.lower().endswith(OTHER_FORMATS):
-        raise RequestError(f"source file {name} is neither plain text, .gz nor .zst; convert it, or narrow the glob")
-
-
-def read_chunks(path: Path, start: int, end: int | None, tap: Callable[[bytes], None]) -> Iterator[bytes]:
-    """The bytes [start, end) of a file as it lies on the disk, each chunk shown to `tap` first."""
-    at = start
-    try:
-        with open(path, "rb", buffering=0) as file:
-            file.seek(start)
-            while chunk := file.read(CHUNK_BYTES if end is None else min(CHUNK_BYTES, end - at)):
-                at += len(chunk)
-                tap(chunk)
-                yield chunk
-    except OSError as error:
-        raise unreadable(error, path, at) from error
-
-
-def decompressed(path: Path, chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """The text's bytes, by the ending of the file's name.
-
-    Raises:
-        RequestError: the compressed stream is cut off, or not what it claims to be.
-    """
-    name = path.name.lower()
-    if name.endswith(GZIP):
-        return _gunzip(path, chunks)
-    return _unzstd(path, chunks) if name.endswith(ZSTD) else iter(chunks)
-
-
-def _gunzip(path: Path, chunks: Iterable[bytes]) -> Iterator[bytes]:
-    inflate, started = zlib.decompressobj(wbits=31), False
-    try:
-        for chunk in chunks:
-            while chunk:
-                if inflate.eof:
-                    inflate, started = zlib.decompressobj(wbits=31), False
-                    chunk = chunk.lstrip(b"\0")  # tapes and some writers pad with zeros
-                    continue
-                started = True
-                yield inflate.decompress(chunk, CHUNK_BYTES)
-                chunk = inflate.unused_data if inflate.eof else inflate.unconsumed_tail
-    except zlib.error as error:
-        raise RequestError(f"source file {path} is damaged: {error}") from None
-    if started and not inflate.eof:
-        raise _cut_off(path, "gzip")
-
-
-def _unzstd(path: Path, chunks: Iterable[bytes]) -> Iterator[bytes]:
-    # stream_reader ends quietly on a frame that is cut off; decompressobj says whether it reached the end.
-    decompressor = zstandard.ZstdDecompressor(max_window_size=ZSTD_MAX_WINDOW_BYTES)
-    frame, started = decompressor.decompressobj(), False
-    try:
-        for chunk in chunks:
-            for at in range(0, len(chunk), ZSTD_FEED_BYTES):
-                piece = chunk[at : at + ZSTD_FEED_BYTES]
-                while piece:
-                    started = True
-                    yield frame.decompress(piece)
-                    piece = b""
-                    if frame.eof:
-                        piece = frame.unused_data
-                        frame, started = decompressor.decompressobj(), False
-    except zstandard.ZstdError as error:
-        raise RequestError(f"source file {path} is damaged: {error}") from None
-    if started:
-        raise _cut_off(path, "zstd")
-
-
-def _cut_off(path: Path, format: str) -> RequestError:
-    return RequestError(
-        f"source file {path} is cut off: its {format} stream does not end\n"
-        f"  {path.stat().st_size:,} bytes are there; get it again"
-    )
+def place_of(rejection: dict[str, Any]) -> str:
+    """The place of a rejection as a dict: `byte 1,234`, or `row 12`."""
+    unit = "row" if "row" in rejection else "byte"
+    return f"{unit} {rejection[unit]:,}"
 
 
 # ---- units -----------------------------------------------------------------------------------------------------------
 
 
-def units(chunks: Iterable[bytes], format: JsonLines | PlainText) -> Iterator[bytes]:
+def units(chunks: Iterable[bytes], format: TextFormat) -> Iterator[bytes]:
     """Cut a stream into units; joined, they are the stream."""
-    if isinstance(format, JsonLines) or format.document == "line":
+    if not isinstance(format, PlainText) or format.document == "line":
         return lines(chunks)
     return paragraphs(lines(chunks)) if format.document == "paragraph" else whole(chunks)
 
 
-def can_be_cut(format: JsonLines | PlainText) -> bool:
+def can_be_cut(format: TextFormat) -> bool:
     """Whether a plain file of this format may be read in ranges."""
-    return isinstance(format, JsonLines) or format.document != "file"
+    return not (isinstance(format, ROW_FORMATS) or (isinstance(format, PlainText) and format.document == "file"))
 
 
 def lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
@@ -201,8 +105,10 @@ def whole(chunks: Iterable[bytes]) -> Iterator[bytes]:
 # ---- documents -------------------------------------------------------------------------------------------------------
 
 
-def read_document(unit: bytes, at: int, format: JsonLines | PlainText) -> str | Rejection | None:
+def read_document(unit: bytes, at: int, format: TextFormat) -> str | Rejection | None:
     """The text of a unit that begins at byte `at`, a rejection, or None where there is nothing to be one."""
+    if isinstance(format, ROW_FORMATS):
+        return read_row(unit, at)
     if at == 0 and unit.startswith(BYTE_ORDER_MARK):
         unit, at = unit[len(BYTE_ORDER_MARK) :], len(BYTE_ORDER_MARK)
     if isinstance(format, JsonLines):
@@ -238,23 +144,29 @@ def _json_document(line: bytes, at: int, key: str) -> str | Rejection:
     if not isinstance(record, dict):
         return Rejection(at, "not_an_object", f"a {type(record).__name__} instead of an object; {_ONE_A_LINE}")
     if key not in record:
-        return Rejection(at, "missing_key", f"no key {key!r}; it has: {', '.join(map(_short, list(record)[:8]))}")
-    return _checked_text(record[key], at, key)
+        return missing_key(record, at, key)
+    return checked_text(record[key], at, key)
 
 
 _ONE_A_LINE = "JSON lines need one object a line"
 
 
-def _checked_text(value: object, at: int, key: str) -> str | Rejection:
+def missing_key(record: dict[str, object], at: int, key: str) -> Rejection:
+    return Rejection(at, "missing_key", f"no key {key!r}; it has: {', '.join(map(_short, list(record)[:8]))}")
+
+
+def checked_text(value: object, at: int, key: str | None) -> str | Rejection:
+    """The value under a key, or the value itself, if it is text."""
+    name = "the text" if key is None else repr(key)
     if value is None:
-        return Rejection(at, "null", f"{key!r} is null")
+        return Rejection(at, "null", f"{name} is null")
     if not isinstance(value, str):
-        return Rejection(at, "not_text", f"{key!r} is a {type(value).__name__}: {_short(value)}")
+        return Rejection(at, "not_text", f"{name} is a {type(value).__name__}: {_short(value)}")
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        return Rejection(at, "lone_surrogate", f"{key!r} holds {value[error.start]!r}, half of a character")
-    return value or Rejection(at, "empty", f"{key!r} is empty")
+        return Rejection(at, "lone_surrogate", f"{name} holds {value[error.start]!r}, half of a character")
+    return value or Rejection(at, "empty", f"{name} is empty")
 
 
 def _lenient_json(line: bytes, at: int) -> object:
@@ -280,3 +192,18 @@ def _invalid_utf8(error: UnicodeDecodeError, unit: bytes, at: int) -> Rejection:
     elif unit.startswith((b"\xff\xfe", b"\xfe\xff")):
         hint = "; it looks like UTF-16: convert it to UTF-8"
     return Rejection(at + error.start, "invalid_utf8", f"{error.reason}, 0x{error.object[error.start]:02x}{hint}")
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------------
+
+
+def row_line(row: int, document: str | Rejection) -> bytes:
+    """A row of a file as the line that stands for it in the file's text: number, text, and without text the reason."""
+    if isinstance(document, str):
+        return orjson.dumps([row, document]) + b"\n"
+    return orjson.dumps([row, None, document.reason, document.detail]) + b"\n"
+
+
+def read_row(line: bytes, at: int) -> str | Rejection:
+    row, text, *why = orjson.loads(line)
+    return text if isinstance(text, str) else Rejection(at, *why, row=row)

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NotRequired
 
 import xxhash
 from pydantic import Field, TypeAdapter
@@ -25,7 +25,7 @@ from marin_build.artifact.strict_json import parse_object
 from marin_build.data.durable import json_bytes, write_whole
 from marin_build.data.shards import FORMAT, LEDGER, Shard, id_type
 from marin_build.data.sources import SourceFile
-from marin_build.recipe.sources import JsonLines, PlainText
+from marin_build.recipe.sources import TextFormat
 
 STATE, DATASET_INFO = "state.json", "dataset_info.json"
 LISTED_REJECTIONS = 20
@@ -43,7 +43,7 @@ class Policy:
     """Put before every document; none: nothing is."""
     eos_id: int | None
     """Put after every document; none: nothing is."""
-    format: JsonLines | PlainText
+    format: TextFormat
     shard_bytes: int
 
     def to_dict(self) -> dict[str, Any]:
@@ -90,7 +90,8 @@ class _Source(TypedDict):
 
 
 class _Rejected(TypedDict):
-    byte: Count
+    byte: NotRequired[Count]
+    row: NotRequired[Count]
     reason: str
     detail: str
 

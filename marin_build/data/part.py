@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import numpy as np
 import xxhash
 
 from marin_build.artifact.digest import hash_bytes, hash_file
-from marin_build.data.documents import Rejection, read_document
+from marin_build.data.documents import Rejection, place_of, read_document
 from marin_build.data.durable import explained, temporary_of, writing
 from marin_build.data.encoder import Encoded, offsets_of
 from marin_build.data.ledger import LISTED_REJECTIONS, Policy, shard_file, stamp
@@ -93,7 +93,7 @@ class Part:
         if len(self._rejections) < LISTED_REJECTIONS:
             self._rejections.append(rejection)
         if self.bad_documents > self._assignment.max_bad_documents:
-            shown = [{"file": self._file.name, **asdict(rejection)} for rejection in self._rejections]
+            shown = [{"file": self._file.name, **rejection.to_dict()} for rejection in self._rejections]
             raise bad_documents(self._assignment, self.bad_documents, shown)
 
     def encode(self) -> int:
@@ -143,7 +143,7 @@ class Part:
             "ids_xxh3_128": hash_bytes(ids.data),
             "source": self.source(),
             "skipped": {reason: count for reason, count in sorted(self._skipped.items()) if count},
-            "rejections": [asdict(rejection) for rejection in self._rejections],
+            "rejections": [rejection.to_dict() for rejection in self._rejections],
         }
 
     def source(self) -> dict[str, Any]:
@@ -209,7 +209,7 @@ def bad_count(sidecar: dict[str, Any]) -> int:
 
 def bad_documents(assignment: Assignment, count: int, rejections: Sequence[dict[str, Any]]) -> RequestError:
     """The error for more unusable documents than the recipe allows; `rejections` are the first of them."""
-    first, *others = [f"{r['file']}, byte {r['byte']:,}: {r['reason']}: {r['detail']}" for r in rejections]
+    first, *others = [f"{r['file']}, {place_of(r)}: {r['reason']}: {r['detail']}" for r in rejections]
     limit = assignment.max_bad_documents
     lines = [
         f"{assignment.target}: {count:,} unusable documents, max_bad_documents allows {limit:,}; the first: {first}",

@@ -9,9 +9,9 @@ import xxhash
 from marin_build.artifact.context import Adopted, BuildContext, BuildResult
 from marin_build.artifact.digest import hash_file
 from marin_build.artifact.store import LOGS, TEMPORARY
-from marin_build.data.documents import read_chunks
 from marin_build.data.durable import commit, explained, temporary_of, writing
 from marin_build.data.progress import Progress
+from marin_build.data.reading import read_chunks
 from marin_build.data.sources import SourceFile, source_files
 from marin_build.errors import RequestError, Stopped
 from marin_build.recipe.schema import RawRecipe

@@ -13,12 +13,13 @@ from marin_build.artifact.context import Adopted, BuildContext, BuildResult, Dep
 from marin_build.artifact.digest import hash_bytes
 from marin_build.artifact.store import TEMPORARY
 from marin_build.data.crew import cores, make_crew
-from marin_build.data.documents import can_be_cut, check_format, is_compressed, supported
+from marin_build.data.documents import can_be_cut
 from marin_build.data.durable import json_bytes, remove
 from marin_build.data.foreman import Foreman
 from marin_build.data.ledger import DATASET_INFO, STATE, Policy, shard_stem, sidecar_of, write_ledger
 from marin_build.data.part import Assignment
 from marin_build.data.progress import Progress
+from marin_build.data.reading import check_format, is_compressed
 from marin_build.data.shards import LEDGER, TokenizedSet
 from marin_build.data.sources import SourceFile, source_files
 from marin_build.data.vocabulary import TOKENIZER, LoadedTokenizer, load_tokenizer
@@ -49,7 +50,7 @@ def build(context: BuildContext) -> BuildResult:
     assignment = make_assignment(context, recipe, tokenizer)
     files = _in_order(source_files(context, recipe.source), recipe.token_budget)
     for file in files:
-        check_format(file.name)
+        check_format(file.name, recipe.format)
     if not recipe.token_budget:
         _check_count(context, sum(_ranges(file, assignment.policy) for file in files))
     _sweep_unfinished(context.folder)
@@ -84,7 +85,7 @@ def make_assignment(context: BuildContext, recipe: TokenizedRecipe, tokenizer: L
         vocabulary_size=tokenizer.vocab_size,
         bos_id=_special(context, recipe, "bos", tokenizer.bos_id) if recipe.add_bos else None,
         eos_id=_special(context, recipe, "eos", tokenizer.eos_id) if recipe.add_eos else None,
-        format=supported(recipe.format, str(context.target)),
+        format=recipe.format,
         shard_bytes=recipe.shard_bytes,
     )
     folder = context.dependencies[recipe.tokenizer].folder

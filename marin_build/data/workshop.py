@@ -17,9 +17,10 @@ from typing import Any
 
 import xxhash
 
-from marin_build.data.documents import can_be_cut, decompressed, is_compressed, read_chunks, units
+from marin_build.data.documents import can_be_cut, units
 from marin_build.data.ledger import read_sidecar
 from marin_build.data.part import Assignment, KeptPart, Part, source_of
+from marin_build.data.reading import Reading, is_compressed, read_chunks
 from marin_build.data.sources import SourceFile
 from marin_build.errors import RequestError
 
@@ -96,7 +97,7 @@ class Workshop:
         if can_be_cut(self._policy.format) and not is_compressed(file.name):
             chunks, at = read_chunks(file.path, start, None, lambda _: None), start
         else:
-            chunks = decompressed(file.path, read_chunks(file.path, 0, None, lambda _: None))
+            chunks = Reading(file).text(self._policy.format)
         for unit in units(chunks, self._policy.format):
             if at > start and self._begins_a_shard(at, start):
                 return part.finish(last=False)
@@ -181,9 +182,9 @@ class Workshop:
 
         `kept` are the sidecars of its first intact shards; None: no shard is kept.
         """
-        reading = _Reading(file)
+        reading = Reading(file)
         number, part = 0, self._part(file, kept, 0, 0, 0)
-        for unit in units(decompressed(file.path, reading.chunks()), self._policy.format):
+        for unit in units(reading.text(self._policy.format), self._policy.format):
             if self._begins_a_shard(part.end, part.start):
                 yield Advanced(reading.news(), part.encode(), part.kept)
                 if (sidecar := part.finish(last=False)) is None:
@@ -214,26 +215,3 @@ class Workshop:
             if sidecar:
                 return KeptPart(sidecar, file, start, bad_before)
         return Part(self._assignment, file, number, start, bad_before)
-
-
-class _Reading:
-    """The bytes of a whole file on their way to the units, hashed and counted."""
-
-    def __init__(self, file: SourceFile) -> None:
-        self._file, self._digest, self._bytes = file, xxhash.xxh3_128(), 0
-
-    def chunks(self) -> Iterator[bytes]:
-        return read_chunks(self._file.path, 0, None, self._seen)
-
-    def _seen(self, chunk: bytes) -> None:
-        self._digest.update(chunk)
-        self._bytes += len(chunk)
-
-    def news(self) -> int:
-        """Bytes since the last call."""
-        count, self._bytes = self._bytes, 0
-        return count
-
-    def check(self) -> None:
-        if self._digest.hexdigest() != self._file.digest:
-            raise self._file.changed(self._digest.hexdigest())

@@ -100,4 +100,15 @@ class Parquet(Model):
     """The column of the text."""
 
 
-TextFormat = Annotated[Union[JsonLines, JsonArray, PlainText, Parquet], Field(discriminator="type")]
+class Arrow(Model):
+    """Arrow streams or files (Feather 2), such as `datasets` keeps, one document a row."""
+
+    type: Literal["arrow"]
+    text_key: str
+    """The column of the text."""
+
+
+ROW_FORMATS = (JsonArray, Parquet, Arrow)
+"""Formats of files that are read as a whole, and whose documents have numbers."""
+
+TextFormat = Annotated[Union[JsonLines, JsonArray, PlainText, Parquet, Arrow], Field(discriminator="type")]

@@ -18,12 +18,13 @@ import pyarrow
 import pytest
 
 from marin_build.artifact.digest import hash_bytes
-from marin_build.data.documents import JsonLines, read_document
+from marin_build.data.documents import read_document
 from marin_build.data.durable import json_bytes
 from marin_build.data.ledger import Policy, read_sidecar, stamp, write_sidecar
 from marin_build.data.shards import Shard, TokenizedSet, read_ledger, write_shard
 from marin_build.data.sources import Glob, SourceFile
 from marin_build.errors import DamageError, RequestError
+from marin_build.recipe.sources import JsonLines
 
 POLICY = Policy("0" * 32, 300, None, 256, JsonLines(type="jsonl", text_key="text"), 1000)
 FILE = SourceFile("a.jsonl", Path("a.jsonl"), 10, "1" * 32)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marin_build.artifact.context import BuildContext, BuildResult, Dependency
 from marin_build.artifact.digest import file_entries, list_files, root_digest
@@ -14,6 +15,9 @@ from marin_build.recipe import schema, sources
 from marin_build.recipe.fields import Model
 from marin_build.recipe.target import parse_target
 from marin_build.settings import Settings
+
+if TYPE_CHECKING:
+    from marin_build.data.shards import TokenizedSet
 
 
 class Workbench:
@@ -95,3 +99,21 @@ class Workbench:
         recipe = schema.TokenizedRecipe(**{**usual, **fields})
         context = self.context(self.TOKENS, recipe, raw, tokenizer, folder=folder, processes=processes)
         return context.folder, tokenize.build(replace(context, **given))
+
+
+def tokenized(workbench: Workbench, data: bytes, name: str = "corpus.jsonl", **fields: Any) -> TokenizedSet:
+    """The token set of one file, a byte an id."""
+    from marin_build.data.shards import TokenizedSet
+
+    folder, _ = workbench.tokenize(workbench.raw({name: data}), workbench.bytes_tokenizer(), files=(name,), **fields)
+    return TokenizedSet.open(folder)
+
+
+def texts_of(token_set: TokenizedSet) -> list[str]:
+    """The documents of a set of bytes, without the EOS after each."""
+    texts = []
+    for shard in token_set.shards:
+        for start, end in pairwise(shard.offsets):
+            assert shard.ids[end - 1] == 257
+            texts.append(bytes(shard.ids[start : end - 1].tolist()).decode())
+    return texts

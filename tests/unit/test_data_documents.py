@@ -8,16 +8,15 @@ import json
 import os
 import random
 import time
-from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
 import zstandard
+from builders import texts_of, tokenized
 
 from marin_build.data import documents
-from marin_build.data.documents import decompressed, lines, paragraphs, read_chunks, units
-from marin_build.data.shards import TokenizedSet
+from marin_build.data.documents import lines, paragraphs, units
+from marin_build.data.reading import CHUNK_BYTES, decompressed, read_chunks
 from marin_build.errors import MarinError, RequestError
 from marin_build.recipe.sources import JsonLines, PlainText
 
@@ -37,22 +36,6 @@ def around(record: bytes) -> bytes:
 
 AT = len(joined(*GOOD[:10]))
 """Byte at which the record of `around` begins."""
-
-
-def tokenized(workbench, data: bytes, name: str = "corpus.jsonl", **fields) -> TokenizedSet:
-    raw = workbench.raw({name: data})
-    folder, _ = workbench.tokenize(raw, workbench.bytes_tokenizer(), **fields)
-    return TokenizedSet.open(folder)
-
-
-def texts_of(token_set: TokenizedSet) -> list[str]:
-    """The documents, without the EOS after each."""
-    texts = []
-    for shard in token_set.shards:
-        for start, end in pairwise(shard.offsets):
-            assert shard.ids[end - 1] == 257
-            texts.append(bytes(shard.ids[start : end - 1].astype(np.uint8)).decode())
-    return texts
 
 
 # ---- documents that are bad ------------------------------------------------------------------------------------------
@@ -264,7 +247,7 @@ def test_compressed_bytes_under_a_plain_name_say_so(workbench):
         tokenized(workbench, joined(*GOOD).decode().encode("utf-16"))
 
 
-@pytest.mark.parametrize("name", ["corpus.parquet", "corpus.jsonl.bz2", "corpus.XZ"])
+@pytest.mark.parametrize("name", ["corpus.npy", "corpus.jsonl.bz2", "corpus.XZ"])
 @pytest.mark.row(25)
 def test_other_formats_are_refused_by_their_ending(workbench, name):
     with pytest.raises(RequestError, match=r"neither plain text, .gz nor .zst"):
@@ -376,4 +359,4 @@ def test_decompression_gives_bounded_pieces_of_a_file_of_zeros(tmp_path):
     path.write_bytes(gzip.compress(bytes(64 << 20)))
     pieces = [len(piece) for piece in decompressed(path, read_chunks(path, 0, None, lambda _: None))]
     assert sum(pieces) == 64 << 20
-    assert max(pieces) <= documents.CHUNK_BYTES
+    assert max(pieces) <= CHUNK_BYTES

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marin_build.data import sources
-from marin_build.data.documents import Rejection, decompressed, read_chunks, read_document, units
+from marin_build.data.documents import Rejection, read_document, units
+from marin_build.data.reading import decompressed, read_chunks
 from marin_build.errors import MarinError, RequestError
 from marin_build.recipe.sources import JsonLines, PlainText
 

@@ -28,9 +28,7 @@ from marin_build.recipe import schema
 from marin_build.recipe.sources import (
     GitHubSource,
     HuggingFaceSource,
-    JsonArray,
     JsonLines,
-    Parquet,
     PlainText,
 )
 
@@ -472,16 +470,6 @@ def test_more_shards_than_can_be_mapped_are_refused_before_any_work(workbench, t
     compressed = workbench.raw({"c.jsonl.gz": gzip.compress(CORPUS)})
     with pytest.raises(RequestError, match="shards are too many"):  # known at the end only
         workbench.tokenize(compressed, tokens, files=("c*",), shard_bytes=5000)
-
-
-@pytest.mark.parametrize(
-    "format", [JsonArray(type="json_array", text_key="text"), Parquet(type="parquet", text_key="text")]
-)
-def test_formats_that_are_not_built_yet_say_so_and_what_to_do(workbench, tokens, format):
-    with pytest.raises(
-        RequestError, match=rf"format.type {format.type} is not supported yet; convert the files to JSON"
-    ):
-        workbench.tokenize(workbench.raw({"a.jsonl": CORPUS}), tokens, format=format)
 
 
 @pytest.mark.parametrize(
