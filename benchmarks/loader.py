@@ -22,6 +22,7 @@ import numpy as np
 
 from marin_build.data.loader import TrainingLoader
 from marin_build.data.shards import Shard, write_shard
+from marin_build.recipe.mixture_schedule import Schedule
 
 ROWS, SEQUENCE_LENGTH, BATCHES = 256, 2048, 64
 SHARES = {"code": (0.6, 5), "dictionary": (0.3, 3), "prose": (0.1, 2)}
@@ -59,15 +60,8 @@ def make_shard(path: Path, generator: np.random.Generator, tokens: int, dtype: t
 
 def loader(sets: dict[str, Shards], block: int, segments: bool) -> TrainingLoader:
     weights = {name: share for name, (share, _) in SHARES.items()}
-    return TrainingLoader(
-        sets,
-        weights,
-        sequence_length=SEQUENCE_LENGTH,
-        mixture_block=block,
-        global_batch_size=ROWS,
-        seed=7,
-        segments=segments,
-    )
+    schedule = Schedule.make([(0, weights)], block=block, global_batch_size=ROWS, seed=7)
+    return TrainingLoader(sets, schedule, sequence_length=SEQUENCE_LENGTH, segments=segments)
 
 
 def floor(sets: dict[str, Shards]) -> Callable[[int], object]:

@@ -2,7 +2,7 @@
 
 Row r of step s is sequence s × global batch + r of the mixture's order, whoever asks for it: hosts take slices of the
 rows, so the data order depends neither on their number nor on the devices. Nothing is kept between calls but a plan of
-the sequences around the last one read, which changes speed only.
+the steps that follow the last one read, which changes speed only.
 
 Shapes: B rows, T tokens that are predicted, T + 1 tokens a row (inputs are [:, :-1], targets are [:, 1:]).
 """
@@ -16,15 +16,18 @@ from dataclasses import dataclass
 import numpy as np
 import xxhash
 
-from marin_build.data.mixture import Component, Mixture, block_counts
+from marin_build.data.mixture import Component, Mixture
 from marin_build.data.shuffle import Integers
-from marin_build.data.windows import Booleans, Places, Tokens, TokenSet, WindowReader, join, token_count
+from marin_build.data.windows import NO_PLACES, Booleans, Places, Tokens, TokenSet, WindowReader, token_count
 from marin_build.errors import RequestError
+from marin_build.recipe.mixture_needs import too_short
+from marin_build.recipe.mixture_schedule import Schedule
 
 ORDER_VERSION = 1
 """Raised when the same recipe would be read in another order."""
 PLANNED_SEQUENCES = 16384
-"""Sequences planned at once, at least: a few milliseconds; a quarter of it costs a tenth of the loader's speed."""
+"""Sequences planned at once where steps are read in order: a few milliseconds; a quarter of it costs a tenth of the
+loader's speed."""
 
 
 @dataclass(frozen=True)
@@ -42,38 +45,35 @@ class Batch:
 class TrainingLoader:
     """Batches of a weighted mixture of token sets, without end: a set that is used up starts a new epoch.
 
-    The last tokens of a set, which fill no sequence, are left out. Sets of weight 0 are not looked at.
+    The last tokens of a set, which fill no sequence, are left out. Sets that no stage draws from are not looked at.
 
     Raises:
-        RequestError: a weight, block or sequence length that does not fit the data.
+        RequestError: a sequence length that does not fit the data.
     """
 
     def __init__(
-        self,
-        sets: Mapping[str, TokenSet],
-        weights: Mapping[str, float],
-        *,
-        sequence_length: int,
-        mixture_block: int,
-        global_batch_size: int,
-        seed: int,
-        segments: bool,
+        self, sets: Mapping[str, TokenSet], schedule: Schedule, *, sequence_length: int, segments: bool
     ) -> None:
-        counts = block_counts(weights, mixture_block)
-        used = [sets[name] for name in counts]
-        self._tokens = {name: token_count(sets[name]) for name in counts}
-        self._sequence_length, self._global_batch_size = sequence_length, global_batch_size
+        names = schedule.names
+        self._tokens = {name: token_count(sets[name]) for name in names}
+        self._schedule, self._sequence_length = schedule, sequence_length
         self.mixture = Mixture(
             tuple(
-                Component(name, count, _windows_in(name, self._tokens[name], sequence_length))
-                for name, count in counts.items()
+                Component(
+                    name,
+                    tuple(stage.counts.get(name, 0) for stage in schedule.stages),
+                    _windows_in(name, self._tokens[name], sequence_length),
+                )
+                for name in names
             ),
-            seed,
+            schedule.seed,
+            tuple(stage.first_block for stage in schedule.stages),
         )
-        self._reader = WindowReader(used, sequence_length, segments=segments)
-        _keep_freed_memory(global_batch_size, sequence_length)
-        self._blocks_a_span = -(-PLANNED_SEQUENCES // mixture_block)
-        self._planned: tuple[int, Places] | None = None
+        self._reader = WindowReader([sets[name] for name in names], sequence_length, segments=segments)
+        _keep_freed_memory(schedule.global_batch_size, sequence_length)
+        self._steps_ahead = max(1, max(PLANNED_SEQUENCES, schedule.block) // schedule.global_batch_size)
+        self._planned: tuple[range, Places] = (range(0), NO_PLACES)
+        self._next_step: int | None = None
 
     def batch(self, step: int, rows: slice | None = None) -> Batch:
         """The batch of `step`, from 0; with `rows` only those of its rows, for one host of several."""
@@ -93,16 +93,25 @@ class TrainingLoader:
 
     def sequences_seen(self, step: int) -> dict[str, int]:
         """Sequences of each set in the batches before `step`."""
-        return self.mixture.drawn(step * self._global_batch_size)
+        return self.mixture.drawn(step * self._schedule.global_batch_size)
 
     def report(self, steps: int) -> str:
-        """What a run of `steps` steps will read, a line a set: to be shown before training."""
+        """What a run of `steps` steps will read, a line a set after one a stage: to be shown before training."""
         epochs, block = self.epochs(steps), self.mixture.block
-        return "\n".join(
-            f"{c.name}: {c.count} of every {block} sequences ({c.count / block:.2%}), "
+        sets = [
             f"{epochs[c.name]:.3g} epochs of {c.windows:,} sequences ({self._tokens[c.name]:,} tokens)"
             for c in self.mixture.components
-        )
+        ]
+        first, *later = self._schedule.stages
+        if not later:
+            shares = [f"{count} of every {block} sequences ({count / block:.2%})" for count in first.counts.values()]
+            return "\n".join(map("{}: {}, {}".format, first.counts, shares, sets))
+        stages = [
+            f"from step {stage.from_step:,} on, of every {block} sequences: "
+            + ", ".join(f"{count} {name} ({count / block:.2%})" for name, count in stage.counts.items())
+            for stage in self._schedule.stages
+        ]
+        return "\n".join([*stages, *map("{}: {}".format, epochs, sets)])
 
     @property
     def plan_digest(self) -> str:
@@ -111,35 +120,32 @@ class TrainingLoader:
         A checkpoint keeps it, so that a resumed run can tell that it would read other data. It knows the sizes of the
         sets, not their content: that is the business of the artifacts' digests.
         """
+        components = self.mixture.components
         plan = {
             "order_version": ORDER_VERSION,
             "seed": self.mixture.seed,
             "sequence_length": self._sequence_length,
-            "global_batch_size": self._global_batch_size,
-            "components": [[c.name, c.count, self._tokens[c.name]] for c in self.mixture.components],
+            "global_batch_size": self._schedule.global_batch_size,
+            "components": [[c.name, c.counts[0], self._tokens[c.name]] for c in components],
         }
+        if later := self.mixture.first_blocks[1:]:
+            plan["stages"] = [[first, [c.counts[n] for c in components]] for n, first in enumerate(later, 1)]
         return xxhash.xxh3_128_hexdigest(json.dumps(plan, sort_keys=True, ensure_ascii=True).encode())
 
     def _places(self, step: int, rows: slice | None) -> Places:
-        """Places of a batch's rows, from the plans of the spans that they fall into."""
+        """Places of a batch's rows: from the plan, or where steps are read in no order, worked out for it alone."""
         if step < 0:
             raise ValueError(f"step {step} is negative")
-        sequences = step * self._global_batch_size + _row_numbers(self._global_batch_size, rows)
-        span_length = self._blocks_a_span * self.mixture.block
-        spans = sequences // span_length
-        parts = [
-            self._places_of_span(span).take(sequences[spans == span] - span * span_length)
-            for span in np.unique(spans).tolist() or [0]
-        ]
-        return parts[0] if len(parts) == 1 else join(parts)
-
-    def _places_of_span(self, span: int) -> Places:
-        """Places of all sequences of a span, which is some whole blocks. The last one is kept, safely for threads."""
+        size = self._schedule.global_batch_size
         planned = self._planned
-        if planned is None or planned[0] != span:
-            order, windows = self.mixture.plan(span * self._blocks_a_span, self._blocks_a_span)
-            self._planned = planned = (span, self._reader.places(order, windows))
-        return planned[1]
+        if step not in planned[0]:
+            in_order, self._next_step = step == self._next_step, step + 1
+            steps = range(step, step + self._steps_ahead if in_order else step + 1)
+            planned = (steps, self._reader.places(*self.mixture.plan(step * size, len(steps) * size)))
+            if in_order:  # kept, safely for threads
+                self._planned = planned
+                self._next_step = steps.stop
+        return planned[1].take((step - planned[0].start) * size + _row_numbers(size, rows))
 
 
 class ValidationLoader:
@@ -198,8 +204,5 @@ def _row_numbers(batch_size: int, rows: slice | None) -> Integers:
 def _windows_in(name: str, tokens: int, sequence_length: int) -> int:
     windows = (tokens - 1) // sequence_length
     if windows < 1:
-        raise RequestError(
-            f"data.sequence_length: {sequence_length} is longer than the data of {name!r}, which has {tokens} tokens\n"
-            f"  a sequence takes {sequence_length + 1}: shorten data.sequence_length, add text, or set the weight to 0"
-        )
+        raise RequestError(too_short(name, tokens, sequence_length))
     return windows

@@ -17,7 +17,6 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 ROUNDS = 6
 """4 leave small sets visibly uneven; 6 look random over 200,000 keys (tests/unit/test_shuffle.py)."""
@@ -30,11 +29,6 @@ _SECOND = np.uint64(0x94D049BB133111EB)
 
 Integers = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
-
-
-def derive_key(purpose: str, seed: int, name: str = "") -> int:
-    """The 64-bit key of one purpose: from the seed and a data set's name, never from the set's place in a list."""
-    return xxhash.xxh3_64_intdigest(f"{purpose}/{seed}/{name}".encode())
 
 
 def random_words(key: int, numbers: Integers) -> Words:

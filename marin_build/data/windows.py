@@ -59,14 +59,7 @@ class Places:
         return Places(self.table[:, rows], self.documents)
 
 
-def join(parts: Sequence[Places]) -> Places:
-    """The rows of all parts, in their order."""
-    tables, before = [], 0
-    for part in parts:
-        tables.append(part.table.copy())
-        tables[-1][FIRST:] += before
-        before += len(part.documents)
-    return Places(np.concatenate(tables, axis=1), np.concatenate([part.documents for part in parts]))
+NO_PLACES = Places(np.empty((6, 0), np.int64), np.empty(0, np.int32))
 
 
 @dataclass(frozen=True)

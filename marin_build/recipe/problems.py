@@ -6,6 +6,7 @@ The JSON Schema of the kind is the one description of what is allowed; pydantic 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -92,7 +93,7 @@ class _Tree:
         return Problem(self._document.line(path), path, f"needs {needs}, seen {shown(seen)}{_hint(schema, seen)}")
 
     def _custom(self, path: Path, message: str, seen: Any) -> Problem:
-        inner = tuple(message.partition(" ")[0].split("."))
+        inner = _path_said_first(message)
         line = self._document.line((*path, *inner))
         simple = isinstance(seen, str | int | float) and repr(seen) not in message
         return Problem(line, path, f"{message}, seen {shown(seen)}" if simple else message)
@@ -201,6 +202,12 @@ class _Tree:
                 names = list(schema.get("properties", {}))
                 return f"a block with {', '.join(names)}" if names else "a block of names with values"
         return "text"
+
+
+def _path_said_first(message: str) -> Path:
+    """The path that a message begins with: `data.stages[0].from_step: …`."""
+    parts = re.findall(r"[^.\[\]]+", message.partition(" ")[0].removesuffix(":"))
+    return tuple(int(part) if part.isdecimal() else part for part in parts)
 
 
 def _discriminator(schema: Schema) -> dict[str, Any]:

@@ -9,10 +9,12 @@ A field that is added after a release must hold a default that leaves old artifa
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Union
+from collections.abc import Iterable
+from typing import Annotated, ClassVar, Literal, TypeVar, Union
 
 from pydantic import AfterValidator, Field, model_validator
 
+from marin_build.errors import RequestError
 from marin_build.recipe.fields import (
     DecayRate,
     Fraction,
@@ -26,8 +28,12 @@ from marin_build.recipe.fields import (
     SetName,
     TokenizedTarget,
     TokenizerTarget,
+    added_later,
 )
+from marin_build.recipe.mixture_schedule import schedule_of
 from marin_build.recipe.sources import RawSource, TextFormat, TextSource, TokenizerFileSource
+
+MAX_QUOTED = 8
 
 # ---- measure: what is observed, outside the fingerprint --------------------------------------------------------------
 
@@ -157,16 +163,32 @@ class MixtureComponent(Model):
     target: TokenizedTarget
     weight: NonNegativeFloat
     """Share of the training sequences after normalisation over all components."""
+    max_epochs: PositiveFloat | None = added_later(None)
+    """How often the whole run may read the set at most; null: as often as it takes."""
 
 
-def _by_name(components: dict[str, MixtureComponent]) -> dict[str, MixtureComponent]:
+Named = TypeVar("Named")
+
+
+def _by_name(components: dict[str, Named]) -> dict[str, Named]:
     return dict(sorted(components.items()))
+
+
+class MixtureStage(Model):
+    """Other weights from a step on."""
+
+    from_step: PositiveInt
+    """The first step with these weights; the sequences before it must be whole blocks of the mixture."""
+    weights: Annotated[dict[SetName, NonNegativeFloat], AfterValidator(_by_name)]
+    """The weight of every component of `train` from that step on; 0 for one that is not drawn from."""
 
 
 class TrainingData(Model):
     tokenizer: TokenizerTarget
     train: Annotated[dict[SetName, MixtureComponent], Field(min_length=1), AfterValidator(_by_name)]
     """Sorted by name once loaded, so that the order of a recipe's keys can count nowhere."""
+    stages: list[MixtureStage] = added_later([])
+    """Stages after the first, whose weights are those of `train`: for example a midtraining."""
     sequence_length: PositiveInt
     """Tokens a sequence that the model predicts."""
     mixture_block: PositiveInt
@@ -179,6 +201,30 @@ class TrainingData(Model):
         if not any(component.weight > 0 for component in self.train.values()):
             raise ValueError("at least one component needs a weight above 0")
         return self
+
+    @model_validator(mode="after")
+    def _stages_fit(self) -> TrainingData:
+        before = 0
+        for number, stage in enumerate(self.stages):
+            here = f"stages[{number}]"
+            if stage.from_step <= before:
+                raise ValueError(f"{here}.from_step {stage.from_step} is not after that of the stage before, {before}")
+            if unknown := sorted(set(stage.weights) - set(self.train)):
+                raise ValueError(f"{here}.weights names {_quoted(unknown)}; train has {_quoted(self.train)}")
+            if missing := sorted(set(self.train) - set(stage.weights)):
+                raise ValueError(
+                    f"{here}.weights lacks {_quoted(missing)}; write 0 for what this stage does not draw from"
+                )
+            if not any(stage.weights.values()):
+                raise ValueError(f"{here}.weights needs a weight above 0")
+            before = stage.from_step
+        return self
+
+
+def _quoted(names: Iterable[str]) -> str:
+    listed = [repr(name) for name in names]
+    more = f" and {len(listed) - MAX_QUOTED} more" if len(listed) > MAX_QUOTED else ""
+    return ", ".join(listed[:MAX_QUOTED]) + more
 
 
 class Llama3RopeScaling(Model):
@@ -308,6 +354,17 @@ class CheckpointRecipe(Model):
             raise ValueError(
                 f"optimizer.schedule.warmup_steps {self.optimizer.schedule.warmup_steps} exceeds steps {self.steps}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _mixture_fits(self) -> CheckpointRecipe:
+        for number, stage in enumerate(self.data.stages):
+            if stage.from_step >= self.steps:
+                raise ValueError(f"data.stages[{number}].from_step {stage.from_step} is not before steps {self.steps}")
+        try:
+            schedule_of(self).check_served(self.steps)
+        except RequestError as error:
+            raise ValueError(str(error)) from None
         return self
 
 

@@ -12,6 +12,8 @@ from marin_build.data.loader import TrainingLoader, ValidationLoader
 from marin_build.data.shards import TokenizedSet
 from marin_build.data.tokenizer import LoadedTokenizer, load_tokenizer
 from marin_build.errors import RequestError
+from marin_build.recipe.mixture_needs import needs_of
+from marin_build.recipe.mixture_schedule import schedule_of
 from marin_build.recipe.schema import CheckpointRecipe
 from marin_build.training.validation import parents
 
@@ -20,6 +22,7 @@ from marin_build.training.validation import parents
 class Inputs:
     training: Mapping[str, TokenizedSet]
     weights: Mapping[str, float]
+    """Shares of the training sets in the run."""
     validation: Mapping[str, TokenizedSet]
     loader: TrainingLoader
     validation_loaders: Mapping[str, ValidationLoader]
@@ -36,8 +39,8 @@ def open_inputs(context: BuildContext, recipe: CheckpointRecipe, validation_batc
     """Open every token set of a recipe.
 
     Raises:
-        RequestError: sets of another tokenizer, a vocabulary that is too small, sequences longer than the data, or what
-            cannot be measured.
+        RequestError: sets of another tokenizer, a vocabulary that is too small, sequences longer than the data, more
+            epochs than a limit allows, or what cannot be measured.
         DamageError: a set whose files are not as its ledger says.
     """
     tokenizer = load_tokenizer(context.dependencies[recipe.data.tokenizer].folder)
@@ -53,13 +56,14 @@ def open_inputs(context: BuildContext, recipe: CheckpointRecipe, validation_batc
     parents(validation)
     if recipe.measure.baselines and not validation:
         raise RequestError("measure.baselines needs validation sets to be scored on, and measure.validation has none")
-    weights = {name: component.weight for name, component in recipe.data.train.items()}
+    loader = _training_loader(recipe, training)
+    _check_limits(recipe, training)
     unused = [b""] * (recipe.model.vocab_size - tokenizer.vocab_size)
     return Inputs(
         training=training,
-        weights=weights,
+        weights=_weights(recipe, loader),
         validation=validation,
-        loader=_training_loader(recipe, training, weights),
+        loader=loader,
         validation_loaders={
             name: _validation_loader(recipe, name, token_set, validation_batch_size)
             for name, token_set in validation.items()
@@ -102,18 +106,26 @@ def _check_tokenizer(recipe: CheckpointRecipe, tokenizer: Dependency, field: str
         )
 
 
-def _training_loader(
-    recipe: CheckpointRecipe, training: Mapping[str, TokenizedSet], weights: Mapping[str, float]
-) -> TrainingLoader:
+def _training_loader(recipe: CheckpointRecipe, training: Mapping[str, TokenizedSet]) -> TrainingLoader:
     return TrainingLoader(
         training,
-        weights,
+        schedule_of(recipe),
         sequence_length=recipe.data.sequence_length,
-        mixture_block=recipe.data.mixture_block,
-        global_batch_size=recipe.global_batch_size,
-        seed=recipe.seed,
         segments=not recipe.data.attention_across_documents,
     )
+
+
+def _check_limits(recipe: CheckpointRecipe, training: Mapping[str, TokenizedSet]) -> None:
+    needs = needs_of(recipe, {name: token_set.tokens for name, token_set in training.items()})
+    if problems := [need.problem for need in needs if need.problem]:
+        raise RequestError("\n".join(problems))
+
+
+def _weights(recipe: CheckpointRecipe, loader: TrainingLoader) -> Mapping[str, float]:
+    """The share of each set in the run: its weight, or with several stages what all of them draw from it."""
+    if not recipe.data.stages:
+        return {name: component.weight for name, component in recipe.data.train.items()}
+    return dict.fromkeys(recipe.data.train, 0) | loader.sequences_seen(recipe.steps)
 
 
 def _validation_loader(

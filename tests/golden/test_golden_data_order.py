@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from marin_build.data.mixture import Component, Mixture, block_counts
+from marin_build.data.mixture import Component, Mixture
+from marin_build.recipe.mixture_counts import block_counts
 
 GOLDEN = Path(__file__).parent / "data_order.txt"
 WINDOWS = {"dclm_baseline": 13_016_601, "proofpile_2": 188_477, "starcoderdata": 856_445}
@@ -25,12 +26,12 @@ def lines() -> Iterator[str]:
 
 def mixture(weights: dict[str, float], windows: dict[str, int], *, block: int, seed: int) -> Mixture:
     counts = block_counts(weights, block)
-    return Mixture(tuple(Component(name, count, windows[name]) for name, count in counts.items()), seed)
+    return Mixture(tuple(Component(name, (count,), windows[name]) for name, count in counts.items()), seed)
 
 
 def block_lines(title: str, made: Mixture, block: int, *, rows: int) -> Iterator[str]:
     yield f"{title}\n"
-    order, windows = made.plan(block, 1)
+    order, windows = made.plan(block * made.block, made.block)
     places = [f"{made.components[number].name}:{window}" for number, window in zip(order[:rows], windows, strict=False)]
     for first in range(0, rows, 4):
         yield f"  {' '.join(places[first : first + 4])}\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import subprocess
 import sys
@@ -16,13 +17,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from marin_build.data import loader as loader_module
 from marin_build.data import shards
 from marin_build.data.loader import Batch, TrainingLoader, ValidationLoader
 from marin_build.errors import RequestError
+from marin_build.recipe.mixture_counts import block_counts
+from marin_build.recipe.mixture_schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -73,8 +76,16 @@ def numbered(tokens: int, first: int = 0) -> Tokens:
 
 
 def training(sets: dict[str, Tokens], weights: dict[str, float], **changes: Any) -> TrainingLoader:
+    """A loader of short sequences; `stages` are (step, weights) after the first."""
     keywords = {"sequence_length": 5, "mixture_block": 12, "global_batch_size": 8, "seed": 3, "segments": False}
-    return TrainingLoader(sets, weights, **{**keywords, **changes})
+    keywords |= changes
+    schedule = Schedule.make(
+        [(0, weights), *keywords.get("stages", ())],
+        block=keywords["mixture_block"],
+        global_batch_size=keywords["global_batch_size"],
+        seed=keywords["seed"],
+    )
+    return TrainingLoader(sets, schedule, sequence_length=keywords["sequence_length"], segments=keywords["segments"])
 
 
 def three_sets() -> dict[str, Tokens]:
@@ -299,6 +310,17 @@ def test_the_report_says_share_epochs_and_size_of_every_set() -> None:
     assert [line.split(":")[0] for line in others] == ["b", "c"]
 
 
+def test_the_report_of_stages_says_each_and_what_the_run_reads_in_all() -> None:
+    loader = training(three_sets(), {"a": 1, "b": 1, "c": 0}, stages=[(3, {"a": 1, "b": 0, "c": 1})])
+    assert loader.report(steps=6).splitlines() == [
+        "from step 0 on, of every 12 sequences: 6 a (50.00%), 6 b (50.00%)",
+        "from step 3 on, of every 12 sequences: 6 a (50.00%), 6 c (50.00%)",
+        "a: 0.304 epochs of 79 sequences (400 tokens)",
+        "b: 0.414 epochs of 29 sequences (150 tokens)",
+        "c: 1.09 epochs of 11 sequences (60 tokens)",
+    ]
+
+
 def test_sets_of_weight_zero_are_never_drawn_nor_opened() -> None:
     loader = training({"a": numbered(100)}, {"a": 1, "too_short": 0, "absent": 0.0})
     assert {name for step in range(40) for name, _ in loader.sources(step)} == {"a"}
@@ -354,10 +376,11 @@ def test_batches_with_segments_are_not_paged_in_anew_each_time() -> None:
 import resource, types
 import numpy as np
 from marin_build.data.loader import TrainingLoader
+from marin_build.recipe.mixture_schedule import Schedule
 ids, offsets = np.arange(10**6, dtype=np.int32), np.arange(0, 10**6 + 1, 1000, dtype=np.int32)
 data = types.SimpleNamespace(shards=[types.SimpleNamespace(ids=ids, offsets=offsets)])
-keywords = dict(sequence_length=2048, mixture_block=64, global_batch_size=256, seed=0, segments=True)
-loader = TrainingLoader({"a": data}, {"a": 1.0}, **keywords)
+schedule = Schedule.make([(0, {"a": 1.0})], block=64, global_batch_size=256, seed=0)
+loader = TrainingLoader({"a": data}, schedule, sequence_length=2048, segments=True)
 for step in range(10):
     loader.batch(step)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -367,6 +390,108 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / 20)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert float(done.stdout) < 200  # 1,000 where freed memory goes back to the system
+
+
+# ---- stages ----------------------------------------------------------------------------------------------------------
+
+STAGES = [(6, {"a": 2, "b": 0, "c": 1}), (9, {"a": 0, "b": 1, "c": 1})]
+"""After 0.5, 0.3 and 0.2: from step 6 on (sequence 48) and from step 9 on (sequence 72), blocks of 12."""
+
+
+def test_each_stage_has_exact_shares_in_every_block() -> None:
+    loader = training(three_sets(), WEIGHTS, stages=STAGES)
+    names = [name for step in range(12) for name, _ in loader.sources(step)]
+    blocks = [Counter(names[first : first + 12]) for first in range(0, 96, 12)]
+    assert blocks == [{"a": 6, "b": 4, "c": 2}] * 4 + [{"a": 8, "c": 4}] * 2 + [{"b": 6, "c": 6}] * 2
+
+
+def test_a_set_goes_on_with_its_own_order_in_the_next_stage() -> None:
+    def windows_of(loader: TrainingLoader, name: str, steps: int) -> list[int]:
+        return [window for step in range(steps) for other, window in loader.sources(step) if other == name]
+
+    staged, alone = training(three_sets(), WEIGHTS, stages=STAGES), training(three_sets(), {"a": 1, "b": 1, "c": 1})
+    for name in "abc":
+        windows = windows_of(staged, name, 40)
+        assert len(windows) > 30
+        assert windows == windows_of(alone, name, 80)[: len(windows)]
+
+
+def test_a_later_stage_changes_nothing_before_it() -> None:
+    staged, plain = training(three_sets(), WEIGHTS, stages=STAGES), training(three_sets(), WEIGHTS)
+    assert all(np.array_equal(staged.batch(step).tokens, plain.batch(step).tokens) for step in range(6))
+    assert not np.array_equal(staged.batch(6).tokens, plain.batch(6).tokens)
+
+
+def test_a_set_that_comes_later_takes_no_place_in_the_order_before() -> None:
+    sets = {"0": numbered(99, first=5000), **three_sets(), "z": numbered(99, first=6000)}
+    stages = [(6, {"0": 1, "a": 1, "b": 1, "c": 1, "z": 1})]
+    late = training(sets, {"0": 0, **WEIGHTS, "z": 0}, stages=stages)
+    plain = training(three_sets(), WEIGHTS)
+    assert all(np.array_equal(late.batch(step).tokens, plain.batch(step).tokens) for step in range(6))
+    assert {name for name, _ in late.sources(7) + late.sources(8)} == set(sets)
+
+
+@st.composite
+def staged(draw: st.DrawFn) -> dict[str, Any]:
+    """Keywords of a loader with random weights, block, batch size and stages, and the steps at which they begin."""
+    batch_size, block = draw(st.integers(1, 20)), draw(st.integers(4, 30))
+    apart = block // math.gcd(block, batch_size)
+    begins = draw(st.lists(st.integers(1, 6), unique=True, max_size=3).map(sorted))
+    weights = st.dictionaries(st.sampled_from("abc"), st.integers(1, 3), min_size=1)
+    named = {"a": 0, "b": 0, "c": 0}
+    first, *later = [{**named, **draw(weights)} for _ in range(len(begins) + 1)]
+    assume(all(_has_slots(each, block) for each in (first, *later)))
+    stages = [(begin * apart, each) for begin, each in zip(begins, later, strict=True)]
+    return {"weights": first, "stages": stages, "mixture_block": block, "global_batch_size": batch_size}
+
+
+def _has_slots(weights: dict[str, int], block: int) -> bool:
+    try:
+        return bool(block_counts(weights, block))
+    except RequestError:
+        return False
+
+
+@settings(max_examples=60)
+@given(keywords=staged(), data=st.data())
+def test_any_step_of_any_stages_is_the_same_in_any_order_and_cut_among_any_hosts(
+    keywords: dict[str, Any], data: st.DataObject
+) -> None:
+    edges = [step for step, _ in keywords["stages"]]
+    near = [step + shift for step in edges for shift in (-1, 0, 1)]
+    steps = data.draw(st.lists(st.sampled_from([*near, 0, 1, 2, 3, 50]), min_size=1, max_size=8))
+    cut = data.draw(st.integers(0, keywords["global_batch_size"]))
+    loader = training(three_sets(), segments=True, **keywords)
+    in_order = training(three_sets(), segments=True, **keywords)
+    batches = [in_order.batch(step) for step in range(max(steps) + 1)]
+    for step in steps:
+        assert same(loader.batch(step), batches[step])
+        parts = [
+            training(three_sets(), segments=True, **keywords).batch(step, rows)
+            for rows in (slice(cut), slice(cut, None))
+        ]
+        assert np.array_equal(np.concatenate([part.tokens for part in parts]), batches[step].tokens)
+        assert np.array_equal(np.concatenate([part.segment_ids for part in parts]), batches[step].segment_ids)
+
+
+@settings(max_examples=60)
+@given(keywords=staged())
+def test_through_all_stages_every_epoch_covers_each_window_once(keywords: dict[str, Any]) -> None:
+    loader = training(three_sets(), **keywords)
+    drawn: dict[str, list[int]] = {"a": [], "b": [], "c": []}
+    steps = 400 // keywords["global_batch_size"]
+    for step in range(steps):
+        for name, window in loader.sources(step):
+            drawn[name].append(window)
+    for name, windows in (("a", 79), ("b", 29), ("c", 11)):
+        for first in range(0, len(drawn[name]), windows):
+            epoch = drawn[name][first : first + windows]
+            assert len(set(epoch)) == len(epoch) <= windows
+            assert len(epoch) == windows or first + windows > len(drawn[name])
+            assert set(epoch) <= set(range(windows))
+    assert {name: len(windows) for name, windows in drawn.items() if windows} == {
+        name: count for name, count in loader.sequences_seen(steps).items() if count
+    }
 
 
 # ---- the digest of the plan ------------------------------------------------------------------------------------------
@@ -399,6 +524,14 @@ def test_the_plan_digest_leaves_out_what_does_not_move_a_token() -> None:
     assert training(three_sets(), WEIGHTS, segments=True).plan_digest == digest
     assert training(three_sets(), {**WEIGHTS, "unused": 0}).plan_digest == digest
     assert training({**three_sets(), "b": token_set([[3] * 50], first=9)}, WEIGHTS).plan_digest == digest
+
+
+def test_stages_are_in_the_plan_digest() -> None:
+    digests = {
+        training(three_sets(), WEIGHTS, stages=stages).plan_digest
+        for stages in ([], STAGES, STAGES[:1], [(9, STAGES[0][1])], [(6, {**STAGES[0][1], "b": 1})])
+    }
+    assert len(digests) == 5
 
 
 def test_the_plan_digest_of_a_known_plan_is_pinned() -> None:

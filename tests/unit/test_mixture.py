@@ -14,9 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marin_build.data.mixture import MAX_BLOCK, Component, Mixture, block_counts
-from marin_build.data.shuffle import derive_key, shuffled
+from marin_build.data.mixture import Component, Mixture
+from marin_build.data.shuffle import shuffled
 from marin_build.errors import RequestError
+from marin_build.recipe.mixture_counts import MAX_BLOCK, block_counts
+from marin_build.recipe.mixture_schedule import derive_key
 
 NAMES = st.text("abcdef/_0", min_size=1, max_size=6)
 WEIGHTS = st.dictionaries(NAMES, st.one_of(st.integers(1, 50), st.floats(1e-3, 100)), min_size=1, max_size=6)
@@ -24,12 +26,17 @@ WEIGHTS = st.dictionaries(NAMES, st.one_of(st.integers(1, 50), st.floats(1e-3, 1
 
 def mixture(seed: int = 1, **sets: tuple[int, int]) -> Mixture:
     """Sets by name as (sequences a block, windows)."""
-    return Mixture(tuple(Component(name, *sets[name]) for name in sorted(sets)), seed)
+    return Mixture(tuple(Component(name, (sets[name][0],), sets[name][1]) for name in sorted(sets)), seed)
+
+
+def plan(made: Mixture, first_block: int, blocks: int) -> tuple[np.ndarray, np.ndarray]:
+    """Whole blocks."""
+    return made.plan(first_block * made.block, blocks * made.block)
 
 
 def drawn_windows(made: Mixture, name: str, blocks: int) -> list[int]:
     """The windows of one set in the order in which they come."""
-    order, windows = made.plan(0, blocks)
+    order, windows = plan(made, 0, blocks)
     return windows[order == [component.name for component in made.components].index(name)].tolist()
 
 
@@ -179,7 +186,7 @@ def test_a_mixture_without_any_weight_is_an_error() -> None:
 )
 def test_every_block_holds_every_set_in_its_count(counts: list[int], first: int, blocks: int) -> None:
     made = mixture(**{f"set_{number}": (count, 50) for number, count in enumerate(counts)})
-    order, _ = made.plan(first, blocks)
+    order, _ = plan(made, first, blocks)
     for block in order.reshape(blocks, made.block):
         assert np.bincount(block, minlength=len(counts)).tolist() == counts
 
@@ -201,28 +208,28 @@ def test_what_a_set_gives_does_not_depend_on_the_sets_beside_it(seed: int, other
 @given(first=st.integers(0, 2**40), blocks=st.integers(1, 6))
 def test_blocks_are_the_same_whichever_blocks_are_planned_with_them(first: int, blocks: int) -> None:
     made = mixture(a=(5, 7), b=(3, 1000))
-    together = np.stack(made.plan(first, blocks))
-    one_by_one = [np.stack(made.plan(first + number, 1)) for number in range(blocks)]
+    together = np.stack(plan(made, first, blocks))
+    one_by_one = [np.stack(plan(made, first + number, 1)) for number in range(blocks)]
     assert np.array_equal(together, np.concatenate(one_by_one, axis=1))
 
 
 @given(sequences=st.integers(0, 200), seed=st.integers(0, 100))
 def test_sequences_drawn_are_those_that_were_planned(sequences: int, seed: int) -> None:
     made = mixture(seed, a=(5, 7), b=(3, 1000), c=(1, 2))
-    order, _ = made.plan(0, -(-200 // made.block))
+    order, _ = plan(made, 0, -(-200 // made.block))
     seen = Counter(order[:sequences].tolist())
     assert made.drawn(sequences) == {"a": seen[0], "b": seen[1], "c": seen[2]}
 
 
 def test_blocks_differ_in_their_order_and_so_do_seeds() -> None:
-    order, _ = mixture(a=(32, 100), b=(32, 100)).plan(0, 20)
+    order, _ = plan(mixture(a=(32, 100), b=(32, 100)), 0, 20)
     assert len({tuple(block) for block in order.reshape(20, 64).tolist()}) == 20
-    assert not np.array_equal(order, mixture(2, a=(32, 100), b=(32, 100)).plan(0, 20)[0])
+    assert not np.array_equal(order, plan(mixture(2, a=(32, 100), b=(32, 100)), 0, 20)[0])
 
 
 def test_every_place_of_a_block_gets_every_set_in_its_share() -> None:
     # over 4,000 blocks the count of set a at each of 8 places is binomial (4,000, 3/8): standard deviation 31
-    order, _ = mixture(a=(3, 100), b=(5, 100)).plan(0, 4000)
+    order, _ = plan(mixture(a=(3, 100), b=(5, 100)), 0, 4000)
     at_place = (order.reshape(4000, 8) == 0).sum(axis=0)
     assert np.abs(at_place - 1500).max() < 4 * 31
     assert at_place.std() > 5
@@ -232,7 +239,7 @@ def test_a_billion_windows_far_into_a_run_cost_no_memory() -> None:
     made = mixture(a=(1500, 10**9), b=(548, 10**9 + 7))
     first_block = 2**31 * 2048 // made.block  # step 2^31 of batches of 2,048
     tracemalloc.start()
-    order, windows = made.plan(first_block, 2)
+    order, windows = plan(made, first_block, 2)
     drawn = made.drawn(first_block * made.block)
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -245,7 +252,7 @@ def test_a_billion_windows_far_into_a_run_cost_no_memory() -> None:
 def test_the_largest_block_is_planned_in_bounded_memory() -> None:
     made = mixture(a=(MAX_BLOCK - 1, 10**9), b=(1, 3))
     tracemalloc.start()
-    order, _ = made.plan(3, 1)
+    order, _ = plan(made, 3, 1)
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(order) == MAX_BLOCK

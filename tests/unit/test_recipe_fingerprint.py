@@ -125,6 +125,25 @@ def test_a_field_added_later_leaves_old_fingerprints_alone_while_it_is_neutral(
     assert (recipe_tree.fingerprint(TINY) == before) is same
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "same"),
+    [
+        ("weight: 3}", "weight: 3, max_epochs: null}", True),
+        ("weight: 3}", "weight: 3, max_epochs: 2}", False),
+        ("  mixture_block: 16", "  mixture_block: 16\n  stages: []", True),
+        (
+            "  mixture_block: 16",
+            "  mixture_block: 16\n  stages: [{from_step: 4, weights: {train: 1, more/notes: 2}}]",
+            False,
+        ),
+    ],
+)
+def test_stages_and_limits_move_the_fingerprint_of_those_who_have_them_alone(recipe_tree, old, new, same):
+    before = recipe_tree.fingerprint(TINY)
+    recipe_tree.edit(TINY, old, new)
+    assert (recipe_tree.fingerprint(TINY) == before) is same
+
+
 def test_a_field_with_a_default_that_is_not_declared_as_later_does_move_fingerprints(recipe_tree, monkeypatch):
     class Careless(CheckpointRecipe):
         ema: float | None = None
@@ -153,7 +172,7 @@ def test_the_fingerprint_is_that_of_the_stored_body_and_dependencies(recipe_tree
 def test_identity_bodies_hold_every_field_of_their_schema(recipe_tree):
     recipe = recipe_tree.book.load(parse_target(TINY))
     assert set(identity_body(recipe)) == set(CheckpointRecipe.model_fields) - {"measure", "execution"}
-    assert set(identity_body(recipe)["data"]) == set(TrainingData.model_fields)
+    assert set(identity_body(recipe)["data"]) == set(TrainingData.model_fields) - {"stages"}  # added later
 
 
 # ---- canonical bytes -------------------------------------------------------------------------------------------------

@@ -65,11 +65,65 @@ FILE = f"{TINY}.yaml"
             "bpe/2026.02.30",
             "2: data.tokenizer: 'tokenizers/bpe/2026.02.30' is not a target: the vers",
         ),
+        ("mixture_block: 16", "mixture_block: 2", "7: data.mixture_block: a block of 2 has no sequence for 'more/note"),
+        ("mixture_block: 16", "mixture_block: 2000000", "7: data.mixture_block: 2000000 is not allowed, a block has 1"),
+        ("weight: 3}", "weight: 0, max_epochs: 0}", "4: data.train.train.max_epochs: needs a number above 0 or null"),
         ("fsdp: 1", "fsdp: -1", "50: execution.default.mesh: axis sizes are at least 1, or -1 on at most one axis"),
         ("every_steps: 50", "every_steps: 0", "46: measure.validation.every_steps: needs a whole number of at least 1"),
     ],
 )
 def test_a_wrong_value_is_named_with_line_field_need_and_what_was_seen(recipe_tree, old, new, message):
+    recipe_tree.edit(TINY, old, new)
+    assert problem(recipe_tree)[0].startswith(f"{FILE}:{message}")
+
+
+STAGES = """  mixture_block: 16
+  stages:
+    - from_step: 4
+      weights: {train: 0, more/notes: 1}
+    - from_step: 8
+      weights: {train: 1, more/notes: 1}
+"""
+
+
+def test_stages_are_read_with_their_names_sorted(recipe_tree):
+    recipe_tree.edit(TINY, "  mixture_block: 16\n", STAGES)
+    stages = recipe_tree.book.load(parse_target(TINY)).data.stages
+    assert [(stage.from_step, list(stage.weights.items())) for stage in stages] == [
+        (4, [("more/notes", 1), ("train", 0)]),
+        (8, [("more/notes", 1), ("train", 1)]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("from_step: 8", "from_step: 4", "11: data: stages[1].from_step 4 is not after that of the stage before, 4"),
+        ("from_step: 8", "from_step: 0", "11: data.stages[1].from_step: needs a whole number of at least 1, seen 0"),
+        ("from_step: 8", "from_step: 100", "11: data.stages[1].from_step 100 is not before steps 100"),
+        ("from_step: 4", "from_step: 5", "9: data.stages[0].from_step: step 5 begins no block of mixture_block 16; th"),
+        (
+            "train: 0, more",
+            "trane: 0, more",
+            "10: data: stages[0].weights names 'trane'; train has 'more/notes', 'train",
+        ),
+        ("train: 1, ", "", "12: data: stages[1].weights lacks 'train'; write 0 for what this stage does not draw from"),
+        ("train: 0, more/notes: 1", "train: 0, more/notes: 0", "10: data: stages[0].weights needs a weight above 0"),
+        (
+            "train: 0, more",
+            "train: -1, more",
+            "10: data.stages[0].weights.train: needs a number of at least 0, seen -1",
+        ),
+        (
+            "{train: 1, more/notes: 1}",
+            "{train: 99, more/notes: 1}",
+            "7: data.mixture_block: a block of 16 has no sequence for 'more/notes' in data.stages[1] (share 0.01); "
+            "no block up to",
+        ),
+    ],
+)
+def test_a_wrong_stage_is_named_with_its_line(recipe_tree, old, new, message):
+    recipe_tree.edit(TINY, "  mixture_block: 16\n", STAGES)
     recipe_tree.edit(TINY, old, new)
     assert problem(recipe_tree)[0].startswith(f"{FILE}:{message}")
 

@@ -12,10 +12,10 @@ import pytest
 import zstandard
 
 from marin_build.artifact.digest import file_entries, list_files, root_digest
-from marin_build.data.mixture import block_counts
 from marin_build.recipe.dependencies import closure, unresolved, validation_sets
 from marin_build.recipe.document import parse_document
 from marin_build.recipe.load import RecipeBook, validate
+from marin_build.recipe.mixture_counts import block_counts
 from marin_build.recipe.schema import CheckpointRecipe, LlamaModel
 from marin_build.recipe.target import Target, parse_target
 

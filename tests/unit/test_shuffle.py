@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marin_build.data.shuffle import MINIMUM_CELLS, ROUNDS, _rectangle, derive_key, random_words, shuffled
+from marin_build.data.shuffle import MINIMUM_CELLS, ROUNDS, _rectangle, random_words, shuffled
+from marin_build.recipe.mixture_schedule import derive_key
 
 WORD = (1 << 64) - 1
 KEYS = st.integers(0, WORD)

@@ -259,6 +259,13 @@ def test_a_sequence_longer_than_the_data_is_refused(tmp_path, nothing_compiles):
     refused(tmp_path, "sequence_length: 100000 is longer than the data", **{"data.sequence_length": 100_000})
 
 
+def test_more_epochs_than_the_limit_are_refused(tmp_path, nothing_compiles):
+    message = (
+        r"data.train.tiny.max_epochs: the run reads 0\.\d+ epochs of it, more than the limit of 0.01\n.*\n.* fewer st"
+    )
+    refused(tmp_path, message, **{"data.train.tiny.max_epochs": 0.01})
+
+
 def test_a_set_of_another_tokenizer_is_refused(tmp_path, nothing_compiles):
     def prepare(world):
         world._tokenizer_digest = "9" * 32
