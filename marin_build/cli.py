@@ -95,6 +95,18 @@ def status(options: argparse.Namespace) -> int:
     return 0
 
 
+def mixture(options: argparse.Namespace) -> int:
+    from marin_build.mixture_report import report_mixture, show_mixture
+
+    place = Workplace(options)
+    report = report_mixture(place.store, place.book, place.existing(options.target))
+    if options.json:
+        print_json(report.to_dict())
+    else:
+        show_mixture(report)
+    return RequestError.exit_code if report.problems else 0
+
+
 def describe(status: Status) -> dict[str, Any]:
     return {
         "target": str(status.target),
@@ -272,6 +284,9 @@ def parser() -> argparse.ArgumentParser:
     verb(status, "list the state of targets and all they need, or of every recipe", looking).add_argument(
         "targets", nargs="*", metavar="TARGET"
     )
+    verb(
+        mixture, "show what a training draws from each set, stage by stage; exit 0 only if it is possible", looking
+    ).add_argument("target")
     added = verb(verify, "compare artifacts with their records; exit 0 only if all is well", looking)
     added.add_argument("targets", nargs="+", metavar="TARGET")
     depth = added.add_mutually_exclusive_group()

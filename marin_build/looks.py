@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -38,27 +38,27 @@ def console() -> Console:
     return out if out.is_terminal else Console(highlight=False, soft_wrap=True, emoji=False, width=UNCUT_WIDTH)
 
 
-def _text(foreign: object) -> str:
+def shown(foreign: object) -> str:
     """Text of others as markup that shows it, on one line, and does nothing else."""
     return escape(one_line(foreign))
 
 
 def show_states(statuses: Sequence[Status]) -> None:
-    table = _table("target", "state", "bytes", "finished", "digest")
+    table = make_table("target", "state", "bytes", "finished", "digest")
     for status in statuses:
         record = status.record
         table.add_row(
-            _text(status.target),
+            shown(status.target),
             f"[{COLOURS[status.state]}]{status.state}[/]",
             readable_bytes(sum(entry["bytes"] for entry in record.files)) if record else "",
-            _text(str(record.provenance.get("finished", ""))[:16].replace("T", " ")) if record else "",
+            shown(str(record.provenance.get("finished", ""))[:16].replace("T", " ")) if record else "",
             record.digest[:12] if record else "",
         )
     out = console()
     out.print(table)
     for record in (status.record for status in statuses if status.record):
         if record.external:
-            out.print(f"{_text(record.target)} was adopted: it lies in {_text(record.external)}")
+            out.print(f"{shown(record.target)} was adopted: it lies in {shown(record.external)}")
     if rebuilds := [str(status.target) for status in statuses if status.is_rebuild]:
         out.print(
             "a rebuild was interrupted and the old artifact is kept; only a run that names it, or builds what is made "
@@ -70,11 +70,11 @@ def show_reasons(statuses: Iterable[Status]) -> None:
     """Every target with what a plain run would do with it, and why; changes of code are told but rebuild nothing."""
     out = console()
     for status in statuses:
-        out.print(f"[bold]{_text(status.target)}[/]  [{COLOURS[status.state]}]{status.state}[/]: {_verdict(status)}")
+        out.print(f"[bold]{shown(status.target)}[/]  [{COLOURS[status.state]}]{status.state}[/]: {_verdict(status)}")
         for reason in status.reasons:
-            out.print(f"  {_text(reason)}")
+            out.print(f"  {shown(reason)}")
         for note in code_notes(status.record) if status.record else ():
-            out.print(f"  [dim]{_text(note)} (this alone rebuilds nothing)[/]")
+            out.print(f"  [dim]{shown(note)} (this alone rebuilds nothing)[/]")
 
 
 def code_notes(record: Record) -> list[str]:
@@ -109,22 +109,22 @@ def show_record(record: Record, place: str, status: Status | None) -> None:
     """Everything that the record says; `status` is None where the recipe is gone."""
     out = console()
     state = f"[{COLOURS[status.state]}]{status.state}[/]" if status else "finished, but its recipe is gone"
-    out.print(f"[bold]{_text(record.target)}[/]  {state}  {_text(place)}")
+    out.print(f"[bold]{shown(record.target)}[/]  {state}  {shown(place)}")
     for reason in status.reasons if status else ():
-        out.print(f"  {_text(reason)}")
-    facts = _table("", "")
+        out.print(f"  {shown(reason)}")
+    facts = make_table("", "")
     facts.add_row("fingerprint", record.fingerprint)
     facts.add_row("digest", record.digest)
     for entry in (*record.dependencies, *record.measured):
-        facts.add_row("made from" if entry in record.dependencies else "measured on", _text(entry_target(entry)))
+        facts.add_row("made from" if entry in record.dependencies else "measured on", shown(entry_target(entry)))
     for key, value in record.provenance.items():
-        facts.add_row(_text(key), _text(_short(key, value)))
+        facts.add_row(shown(key), shown(_short(key, value)))
     for entry in record.lost:
-        facts.add_row("lost", _text(f"{entry['path']} ({entry['problem']}, noted {entry['noted']})"))
+        facts.add_row("lost", shown(f"{entry['path']} ({entry['problem']}, noted {entry['noted']})"))
     for entry in record.accepted:
-        facts.add_row("accepted", _text(f"{entry['reason']} ({entry['user']}, {entry['time']})"))
+        facts.add_row("accepted", shown(f"{entry['reason']} ({entry['user']}, {entry['time']})"))
     for entry in record.certificates:
-        facts.add_row("made again", _text(f"{said_of(entry)} ({entry['user']}, {entry['time']})"))
+        facts.add_row("made again", shown(f"{said_of(entry)} ({entry['user']}, {entry['time']})"))
     out.print(facts)
     _show_metrics(out, record)
     _show_files(out, record)
@@ -132,21 +132,21 @@ def show_record(record: Record, place: str, status: Status | None) -> None:
 
 def _show_metrics(out: Console, record: Record) -> None:
     if record.metrics:
-        table = _table("metric", "final value")
+        table = make_table("metric", "final value")
         for name, value in sorted(record.metrics.items()):
             table.add_row(
-                _text(name),
+                shown(name),
                 f"{value:,.6g}"
                 if isinstance(value, float)
-                else _text(f"{value:,}" if isinstance(value, int) else str(value)),
+                else shown(f"{value:,}" if isinstance(value, int) else str(value)),
             )
         out.print(table)
 
 
 def _show_files(out: Console, record: Record) -> None:
-    table = _table("file", "bytes", "xxh3_128")
+    table = make_table("file", "bytes", "xxh3_128")
     for entry in record.files[:FILES_SHOWN]:
-        table.add_row(_text(entry["path"]), f"{entry['bytes']:,}", entry["xxh3_128"])
+        table.add_row(shown(entry["path"]), f"{entry['bytes']:,}", entry["xxh3_128"])
     out.print(table)
     if len(record.files) > FILES_SHOWN:
         out.print(f"and {len(record.files) - FILES_SHOWN} more files; --json lists all")
@@ -157,18 +157,18 @@ def show_verification(report: Report) -> None:
     depth = "every byte of" if report.full else "presence and size of"
     verdict = "[green]all is well[/]" if report.ok else f"[bold red]{len(report.problems)} problems[/]"
     out.print(
-        f"[bold]{_text(report.target)}[/]: {verdict} ({depth} {report.files:,} files, {readable_bytes(report.bytes)})"
+        f"[bold]{shown(report.target)}[/]: {verdict} ({depth} {report.files:,} files, {readable_bytes(report.bytes)})"
     )
     for problem in report.problems:
-        out.print(f"  {_text(problem)}")
+        out.print(f"  {shown(problem)}")
     if report.foreign:
-        out.print(f"  [dim]{len(report.foreign)} files that no record names: {_text(', '.join(report.foreign[:5]))}[/]")
+        out.print(f"  [dim]{len(report.foreign)} files that no record names: {shown(', '.join(report.foreign[:5]))}[/]")
     if report.external:
-        out.print(f"  adopted: it lies in {_text(report.external)}")
+        out.print(f"  adopted: it lies in {shown(report.external)}")
     if report.lost:
-        out.print(f"  [dim]noted as lost earlier: {_text(', '.join(report.lost[:5]))}[/]")
+        out.print(f"  [dim]noted as lost earlier: {shown(', '.join(report.lost[:5]))}[/]")
     if not report.ok:
-        out.print(f"  {_text(_advice(report))}")
+        out.print(f"  {shown(_advice(report))}")
 
 
 def said_of(certificate: Mapping[str, Any]) -> str:
@@ -199,13 +199,13 @@ def show_unneeded(items: Sequence[Item], grace_days: float, *, deleted: bool) ->
     if not items:
         out.print("everything is needed")
         return
-    table = _table("target", "what", "why", "files", "bytes", "when")
+    table = make_table("target", "what", "why", "files", "bytes", "when")
     for item in items:
         left = grace_days - item.seconds / 86400
         when = item.outcome or ("now" if item.due else f"in {left:.1f} days")
         files = item.names[0] if len(item.names) == 1 else f"{len(item.names):,}"
         row = (item.target, item.what, item.why, files, readable_bytes(item.bytes), when)
-        table.add_row(*map(_text, row))
+        table.add_row(*map(shown, row))
     out.print(table)
     due = [item for item in items if item.due]
     if due and not deleted:
@@ -238,8 +238,9 @@ def _short(key: str, value: Any) -> str:
     return text if len(text) <= 200 else text[:199] + "…"
 
 
-def _table(*headings: str) -> Table:
+def make_table(*headings: str, numbers: Collection[str] = ("bytes",)) -> Table:
+    """A table without lines; the columns of `numbers` are set to the right."""
     table = Table(box=None, show_header=any(headings), header_style="bold", pad_edge=False)
     for heading in headings:
-        table.add_column(heading, overflow="fold", justify="right" if heading == "bytes" else "left")
+        table.add_column(heading, overflow="fold", justify="right" if heading in numbers else "left")
     return table

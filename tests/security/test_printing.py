@@ -45,7 +45,7 @@ def test_visible_text_holds_nothing_but_visible_characters_and_keeps_these(text:
 
 @given(st.text())
 def test_foreign_text_stays_within_its_line_and_means_nothing_to_rich(text: str):
-    marked = looks._text(text)
+    marked = looks.shown(text)
     assert "\n" not in marked
     assert Text.from_markup(f"[bold]{marked}[/] after", emoji=False).plain == f"{one_line(text)} after"
 

@@ -58,10 +58,17 @@ def test_every_module_of_a_light_layer_starts_without_heavy_libraries(layer: str
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("module", ["errors", "settings", "adapter", "cli", "build"])
+@pytest.mark.parametrize("module", ["errors", "settings", "adapter", "cli", "build", "mixture_report"])
 def test_a_light_module_starts_without_heavy_libraries(module: str, stubs: Path) -> None:
     done = run_with_stubs(f"import marin_build.{module}", stubs)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_mixture_is_shown_without_heavy_libraries(stubs: Path) -> None:
+    arguments = ["mixture", "checkpoints/dclm_1b_1x/2026.06.28", "--recipes", str(PACKAGE.parent / "config"), "--json"]
+    done = run_with_stubs(f"from marin_build.cli import main; raise SystemExit(main({arguments}))", stubs)
+    assert done.returncode == 0, done.stderr
+    assert '"feasible": true' in done.stdout
 
 
 @pytest.mark.parametrize("name", HEAVY)
