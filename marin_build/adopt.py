@@ -31,6 +31,7 @@ from marin_build.build import BUILDERS
 from marin_build.data.progress import Progress
 from marin_build.errors import DamageError, LeasedError, MarinError, RequestError
 from marin_build.recipe.dependencies import identity_dependencies, validation_sets
+from marin_build.recipe.derived import refuse_derived
 from marin_build.recipe.load import RecipeBook
 from marin_build.recipe.target import Target
 from marin_build.settings import Settings
@@ -51,6 +52,7 @@ def adopt(
         LeasedError: somebody is building it.
     """
     logger = logging.getLogger("marin_build")
+    refuse_derived(target, "adopt")
     if target.is_dev:
         raise RequestError(f"{target} is rebuilt whenever it is asked for; adopt a fixed version")
     refuse_unpinned(book, target)

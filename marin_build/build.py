@@ -15,6 +15,7 @@ BUILDERS = {
     "raw": "marin_build.data.raw",
     "tokenizers": "marin_build.data.tokenizer",
     "tokenized": "marin_build.data.tokenize",
+    "parts": "marin_build.data.tokenize_part",
     "checkpoints": "marin_build.training.build",
 }
 """The module of each kind, with a function `build`; imported when it is needed, since some take seconds to load."""

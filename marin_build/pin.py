@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Iterator
 
 from marin_build.errors import MarinError, RequestError
+from marin_build.recipe.derived import refuse_derived
 from marin_build.recipe.document import Path, dotted
 from marin_build.recipe.edit import replace_value
 from marin_build.recipe.fields import UNRESOLVED
@@ -34,6 +35,7 @@ def pin(book: RecipeBook, target: Target, revision: str | None = None) -> str:
         RequestError: there is no source to pin, it is pinned already, or there is no such file, repository or revision.
         MarinError: the hub cannot be reached.
     """
+    refuse_derived(target, "pin")
     path, source = next(_sources(book.load(target)), (None, None))
     if path is None or source is None:
         raise RequestError(f"{book.shown(target)}: has no source to pin; it is made from other artifacts")

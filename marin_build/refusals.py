@@ -22,7 +22,7 @@ def drift(book: RecipeBook, statuses: Iterable[Status], forced: Collection[Targe
     drifted = {
         status.target: status
         for status in statuses
-        if state_of(status) is State.drifted and not status.target.is_dev and status.target not in forced
+        if state_of(status) is State.drifted and not status.target.follows_its_recipe and status.target not in forced
     }
     upstream = {member for target in drifted for member in closure(book, [target], identity_dependencies)[:-1]}
     return "\n".join(str(s.drift_error(book)) for target, s in drifted.items() if target not in upstream)

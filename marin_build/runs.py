@@ -63,8 +63,10 @@ def state_of(status: Status) -> State:
 
 
 def is_unfinished(status: Status) -> bool:
-    """True where there is nothing finished, or a rebuild of it was begun and can go on."""
-    return status.record is None or state_of(status) is State.partial
+    """True where there is nothing finished of the recipe of now, or a rebuild of it was begun and can go on."""
+    state = state_of(status)
+    is_of_old = status.target.is_derived and state in (State.drifted, State.outdated)
+    return status.record is None or state is State.partial or is_of_old
 
 
 def restrict(plan: Plan, needs: Needs, until: Iterable[Target], omit_from: Iterable[Target]) -> Plan:

@@ -20,7 +20,7 @@ from marin_build.artifact.work import Work
 from marin_build.errors import DamageError
 from marin_build.recipe.target import Target
 
-KINDS_MADE_ANEW = frozenset({"raw", "tokenizers", "tokenized"})
+KINDS_MADE_ANEW = frozenset({"raw", "tokenizers", "tokenized", "parts"})
 """Cheap enough to be built from nothing by a plain run when nothing says what their files are."""
 
 
@@ -85,7 +85,7 @@ def _repair(
     target, record = new.target, status.record
     made = record or there
     if made is None or look.changed_inputs(made) or made.fingerprint != new.fingerprint:
-        if target.is_dev or (made is None and target.kind in KINDS_MADE_ANEW):
+        if target.follows_its_recipe or (made is None and target.kind in KINDS_MADE_ANEW):
             with lease.committing():
                 return _start_anew(store, new, there, logger, keep=True)
         raise _beyond_repair(look, status, made)

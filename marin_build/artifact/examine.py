@@ -68,10 +68,10 @@ class Status:
 
     @property
     def needs_build(self) -> bool:
-        """True when a plain run has work to do here; a `dev` version also when it is no longer up to date."""
+        """True when a plain run has work to do here; a `dev` or derived one also when it is not up to date."""
         state = self.beneath or self.state
         if state in (State.drifted, State.outdated):
-            return self.target.is_dev
+            return self.target.follows_its_recipe
         return state in (State.missing, State.partial, State.damaged)
 
     @property

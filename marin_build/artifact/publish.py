@@ -212,7 +212,7 @@ def finished_dependency(look: Look, consumer: Target, target: Target) -> Record:
             raise DamageError(f"{what} is damaged: its record cannot be read{help_line}")
         raise RequestError(f"{what} is not finished; build it first{help_line}")
     if found := causes(look.book, look.record, target, record):
-        if target.is_dev:
+        if target.follows_its_recipe:
             raise RequestError(f"{what} is of an older recipe; build it first{help_line}")
         raise drift_error(look.book, target, found, look.drifted(target), finished=True)
     if problems := look.damage(record):

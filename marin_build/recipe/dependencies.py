@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 from marin_build.errors import RecipeError
 from marin_build.recipe.consistency import check_run
 from marin_build.recipe.fields import UNRESOLVED
-from marin_build.recipe.schema import CheckpointRecipe, Recipe, TokenizedRecipe, TokenizerRecipe, TrainedTokenizer
+from marin_build.recipe.schema import (
+    CheckpointRecipe,
+    PartRecipe,
+    Recipe,
+    TokenizedRecipe,
+    TokenizerRecipe,
+    TrainedTokenizer,
+)
 from marin_build.recipe.sources import ArtifactSource
 from marin_build.recipe.target import Target, parse_target
 
@@ -22,6 +29,8 @@ if TYPE_CHECKING:
 
 def identity_dependencies(recipe: Recipe) -> tuple[str, ...]:
     """Targets that the artifact is made from, in the recipe's order; their fingerprints are part of its own."""
+    if isinstance(recipe, PartRecipe):
+        return identity_dependencies(recipe.set)
     named: list[str] = []
     if isinstance(recipe, TokenizerRecipe) and isinstance(recipe.tokenizer, TrainedTokenizer):
         named += [text.target for text in recipe.tokenizer.text]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marin_build.errors import RequestError
+from marin_build.recipe.derived import refuse_derived
 from marin_build.recipe.document import Path as FieldPath
 from marin_build.recipe.document import dotted, parse_document
 from marin_build.recipe.header import plain
@@ -29,6 +30,7 @@ def new(book: RecipeBook, target: Target, model: str | None = None) -> Path:
     Raises:
         RequestError: the recipe exists, `model` is no preset, or the file cannot be written.
     """
+    refuse_derived(target, "new")
     _refuse_existing(book, target)
     text = page(book, target, model)
     validate(parse_document(text.encode(), book.shown(target)), target.kind)
@@ -43,6 +45,7 @@ def bump(book: RecipeBook, target: Target, version: str | None = None, today: da
     Raises:
         RequestError: there is no such recipe, `version` is none, or it exists.
     """
+    refuse_derived(target, "bump")
     validate(book.document(target), target.kind)
     old = book.read(target).decode("utf-8")
     if version:

@@ -18,10 +18,11 @@ from marin_build.errors import RecipeError
 from marin_build.foreign import hide, holds_credentials
 from marin_build.recipe import fingerprint as identity
 from marin_build.recipe.dependencies import closure, identity_dependencies
+from marin_build.recipe.derived import base_of, derive
 from marin_build.recipe.document import MAX_BYTES, Document, dotted, parse_document, shown
 from marin_build.recipe.problems import explain
 from marin_build.recipe.schema import SCHEMAS, Recipe
-from marin_build.recipe.target import KINDS, Target, is_target, parse_target, version_order
+from marin_build.recipe.target import WRITTEN, Target, is_target, parse_target, version_order
 
 ENDING = ".yaml"
 MAX_LISTED = 12
@@ -36,6 +37,8 @@ class RecipeBook:
         self._fingerprints: dict[Target, str] = {}
 
     def path(self, target: Target) -> Path:
+        """The file that says what `target` is."""
+        target = base_of(target) if target.is_derived else target
         return self.folder / f"{target}{ENDING}"
 
     def shown(self, target: Target) -> str:
@@ -47,7 +50,10 @@ class RecipeBook:
             return str(path)
 
     def exists(self, target: Target) -> bool:
-        return self.path(target).is_file()
+        try:
+            return self.path(target).is_file()
+        except RecipeError:
+            return False
 
     def read(self, target: Target) -> bytes:
         """The bytes of the recipe's file.
@@ -87,7 +93,9 @@ class RecipeBook:
             RecipeError: file, line, field, value seen, values allowed, nearest known name.
         """
         if target not in self._recipes:
-            self._recipes[target] = validate(self.document(target), target.kind)
+            self._recipes[target] = (
+                derive(self, target) if target.is_derived else validate(self.document(target), target.kind)
+            )
         return self._recipes[target]
 
     def identity(self, target: Target) -> dict[str, Any]:
@@ -119,7 +127,7 @@ class RecipeBook:
     def targets(self) -> list[Target]:
         """All targets that have a recipe, by name, the newest version of each last. Walks the whole tree."""
         found = []
-        for kind in KINDS:
+        for kind in WRITTEN:
             for folder, _, files in os.walk(self.folder / kind):
                 name = Path(folder).relative_to(self.folder).as_posix()
                 texts = (f"{name}/{file.removesuffix(ENDING)}" for file in files if file.endswith(ENDING))

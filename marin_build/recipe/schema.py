@@ -34,6 +34,7 @@ from marin_build.recipe.mixture_schedule import schedule_of
 from marin_build.recipe.sources import RawSource, TextFormat, TextSource, TokenizerFileSource
 
 MAX_QUOTED = 8
+MAX_PARTS = 99_999
 
 # ---- measure: what is observed, outside the fingerprint --------------------------------------------------------------
 
@@ -139,6 +140,13 @@ class TokenBudget(Model):
     seed: NonNegativeInt
 
 
+class TokenizeExecution(Model):
+    """How the work on one token set is spread. It changes speed, never the artifact's identity."""
+
+    parts: Annotated[int, Field(ge=1, le=MAX_PARTS)] = 1
+    """Jobs that share the work before one joins what they made; 1: that one does it all."""
+
+
 class TokenizedRecipe(Model):
     """Documents as token ids in Arrow shards."""
 
@@ -154,6 +162,19 @@ class TokenizedRecipe(Model):
     max_bad_documents: NonNegativeInt
     """Unusable documents to skip, counted and listed, before the build stops."""
     measure: Measure = Measure()
+    execution: dict[str, TokenizeExecution] = Field(default={})
+    """By platform (a setting that profiles give); `default` applies where a platform is not named."""
+
+
+class PartRecipe(Model):
+    """A share of the work on a token set."""
+
+    kind: ClassVar[str] = "parts"
+    of: TokenizedTarget
+    part: NonNegativeInt
+    parts: PositiveInt
+    set: TokenizedRecipe
+    """What the set is made from, without what is only said of it."""
 
 
 # ---- checkpoints -----------------------------------------------------------------------------------------------------
@@ -368,7 +389,7 @@ class CheckpointRecipe(Model):
         return self
 
 
-Recipe = Union[RawRecipe, TokenizerRecipe, TokenizedRecipe, CheckpointRecipe]
+Recipe = Union[RawRecipe, TokenizerRecipe, TokenizedRecipe, CheckpointRecipe, PartRecipe]
 
 SCHEMAS: dict[str, type[Model]] = {
     schema.kind: schema for schema in (RawRecipe, TokenizerRecipe, TokenizedRecipe, CheckpointRecipe)

@@ -12,8 +12,12 @@ from datetime import date
 
 from marin_build.errors import RequestError
 
-KINDS = ("raw", "tokenizers", "tokenized", "checkpoints")
-"""Kinds that can be built, in the order of the data."""
+WRITTEN = ("raw", "tokenizers", "tokenized", "checkpoints")
+"""Kinds whose recipes are written, in the order of the data."""
+DERIVED = ("parts",)
+"""Kinds whose recipes follow from those of others."""
+KINDS = (*WRITTEN, *DERIVED)
+"""Kinds that can be built."""
 
 VERSION_PATTERN = r"(?:[0-9]{4}\.[0-9]{2}\.[0-9]{2}(?:\.[1-9][0-9]*)?|(?:[A-Za-z0-9][A-Za-z0-9_]*-)?dev)"
 SEGMENT_PATTERN = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*"
@@ -42,6 +46,16 @@ class Target:
         """True for a mutable version, which is rebuilt whenever it is asked for."""
         return self.version == "dev" or self.version.endswith("-dev")
 
+    @property
+    def is_derived(self) -> bool:
+        """True when its recipe is not written, but follows from that of another target."""
+        return self.kind in DERIVED
+
+    @property
+    def follows_its_recipe(self) -> bool:
+        """True when what is there for another recipe is simply built anew: its bytes were promised to nobody."""
+        return self.is_dev or self.is_derived
+
     def __str__(self) -> str:
         return f"{self.name}/{self.version}"
 
@@ -61,7 +75,7 @@ def parse_target(text: str) -> Target:
             f"{shown} is not a target: write kind/name/version, for example checkpoints/quickstart/2026.06.28"
         )
     if segments[0] not in KINDS:
-        raise RequestError(f"{shown} is not a target: the kind {segments[0]!a} is none of {', '.join(KINDS)}")
+        raise RequestError(f"{shown} is not a target: the kind {segments[0]!a} is none of {', '.join(WRITTEN)}")
     for part in (*segments, version):
         if len(part) > MAX_PART_BYTES:
             raise RequestError(
