@@ -145,7 +145,7 @@ def _made(work: Work, result: BuildResult) -> list[str]:
     """
     if work.logs.parent != work.folder and (work.folder / LOGS).exists():
         raise MarinError(f"{work.folder / LOGS}: the name is reserved for the logs of attempts")
-    names = list_files(work.folder, skip=OWN_NAMES | {LOGS})
+    names = sorted({*list_files(work.folder, skip=OWN_NAMES | {LOGS}), *work.elsewhere()})
     if result.made is not None:
         names = [name for name in names if _is_in(name, result.made)]
     if not names:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from marin_build.artifact.donors import none_is_there
 from marin_build.artifact.record import Record
 from marin_build.errors import RequestError
 from marin_build.recipe.schema import Recipe
@@ -45,9 +46,20 @@ class BuildContext:
     """True after the first SIGTERM or Ctrl-C, or once the lease is lost: save and raise Stopped soon."""
     check_lease: Callable[[], None]
     """Raises LeasedError when another builder has taken over: call before committing anything."""
-    keep: Callable[..., None] = lambda names, dropped=(): None
-    """`keep(names, dropped=())`: make finished files or folders last, by relative path, so that another machine could
-    go on from them, and let others go. On a disk nothing is to do. See `work.Work.keep`."""
+    keep: Callable[..., None] = lambda names, dropped=(), shared=False: None
+    """`keep(names, dropped=(), shared=False)`: make finished files or folders last, by relative path, so that another
+    machine could go on from them, and let others go. `shared` files may become files of other artifacts, too. On a
+    disk nothing is to do. See `work.Work.keep`."""
+    others: Callable[[str], Iterator[Record]] = lambda kind: iter(())
+    """`others(kind)`: the records of all finished artifacts of a kind but this one, by name."""
+    read: Callable[[Record, str], bytes] = none_is_there
+    """`read(record, name)`: the bytes of a small file of a finished artifact. Raises DamageError where it is not as
+    recorded."""
+    take: Callable[[Record, Sequence[str]], set[str]] = lambda record, names: set()
+    """`take(record, names)`: make files of another finished artifact files of this build, under the same names, without
+    copying their bytes. Returns the names that now are; what is missing or not as recorded is left out. On a disk they
+    lie in `folder` then, maybe as hard links, so never write into a file there: make a new one and rename it. On an
+    object store they are taken by reference and do not lie in `folder`; `BuildResult.made` names them all the same."""
     must_resume: bool = False
     """True when it was finished once and is being repaired: a checkpoint then never starts from nothing."""
 

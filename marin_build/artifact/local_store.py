@@ -58,7 +58,7 @@ from marin_build.artifact.workspace import (
     work_names,
 )
 from marin_build.errors import DamageError, LeasedError, MarinError, RequestError
-from marin_build.recipe.target import Target, is_target, parse_target
+from marin_build.recipe.target import KINDS, Target, is_target, parse_target
 from marin_build.settings import OBJECT_CACHE
 
 MAX_PREFIX_BYTES = 3584
@@ -268,14 +268,15 @@ class LocalStore(Store):
 
     # ---- housekeeping ------------------------------------------------------------------------------------------------
 
-    def targets(self) -> list[Target]:
-        found = []
-        for base, folders, _ in os.walk(self.prefix):
-            name = os.path.relpath(base, self.prefix)
-            if is_target(name):
-                folders.clear()
-                if sizes_below(Path(base)):
-                    found.append(parse_target(name))
+    def named(self, kind: str | None = None) -> list[Target]:
+        """The folders of artifacts themselves, which may hold many files, are not listed."""
+        found, todo = [], [kind] if kind else list(KINDS)
+        while todo:
+            folder = todo.pop()
+            if is_target(folder):
+                found.append(parse_target(folder))
+            elif not os.path.islink(self.prefix / folder):
+                todo += [f"{folder}/{name}" for name in _folders_in(self.prefix / folder)]
         return sorted(found)
 
     def listing(self, target: Target) -> dict[str, int]:
@@ -292,6 +293,14 @@ class LocalStore(Store):
                 with contextlib.suppress(OSError):  # not empty
                     for folder in path.relative_to(self.prefix).parents[:-1]:
                         (self.prefix / folder).rmdir()
+
+
+def _folders_in(folder: Path) -> list[str]:
+    try:
+        with os.scandir(folder) as entries:
+            return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:  # there is none, or it may not be read
+        return []
 
 
 def _no_link(path: str, flags: int) -> int:

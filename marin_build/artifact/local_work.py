@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from marin_build.artifact.attempt import Attempt
 from marin_build.artifact.digest import file_entries
+from marin_build.artifact.donors import takeable
 from marin_build.artifact.files import ADOPT, links_below
 from marin_build.artifact.lease import Lease
 from marin_build.artifact.record import STAGED, Record, write_record
 from marin_build.artifact.store import ASIDE, LOGS, REBUILD, RECORD, sync_folder
+from marin_build.artifact.taking import take_files
 from marin_build.artifact.work import Work
 from marin_build.artifact.workspace import put_in_place, work_names
 from marin_build.errors import DamageError
@@ -30,8 +32,13 @@ class LocalWork(Work):
         self._main = store.folder(attempt.target)
         self.folder, self.logs = self._main / attempt.folder, self._main / LOGS
 
-    def keep(self, names: Iterable[str], dropped: Iterable[str] = ()) -> None:
+    def keep(self, names: Iterable[str], dropped: Iterable[str] = (), shared: bool = False) -> None:
         """Nothing is to do: the builder made it durable, and whoever resumes finds it here."""
+
+    def take(self, donor: Record, names: Sequence[str], go_on: Callable[[], None]) -> set[str]:
+        """By hard links; what was adopted lies where others may write to it, and is copied."""
+        entries, files = takeable(donor, names), self._store.files(donor)
+        return take_files(files, entries, self.folder, go_on, link=donor.external is None)
 
     def collect(self, names: Sequence[str], log: str) -> list[dict[str, Any]]:
         entries = file_entries(self.folder, names, sync=True)

@@ -210,12 +210,11 @@ class ObjectStore(Store):
 
     # ---- housekeeping ------------------------------------------------------------------------------------------------
 
-    def targets(self) -> list[Target]:
+    def named(self, kind: str | None = None) -> list[Target]:
         found: list[Target] = []
-        level = list(KINDS)
+        level = [kind] if kind else list(KINDS)
         while level:
-            there = [parse_target(name) for name in level if is_target(name)]
-            found += [target for target in there if self.listing(target)]
+            found += [parse_target(name) for name in level if is_target(name)]
             names = [name for name in level if not is_target(name)]
             inside = at_once(self.bucket.folders, names)
             level = [f"{name}/{folder}" for name, folders in zip(names, inside, strict=True) for folder in folders]

@@ -14,12 +14,15 @@ from marin_build.artifact.attempt import Attempt
 from marin_build.artifact.attempt_log import terminal_logger
 from marin_build.artifact.bucket import at_once
 from marin_build.artifact.digest import file_entries, file_entry, list_files
+from marin_build.artifact.donors import takeable
 from marin_build.artifact.lease import Lease
 from marin_build.artifact.object_files import ObjectFiles
 from marin_build.artifact.record import Record
 from marin_build.artifact.store import LOGS, RECORD
-from marin_build.artifact.verify import check_sizes
+from marin_build.artifact.taking import take_files
+from marin_build.artifact.verify import check_bytes, check_sizes
 from marin_build.artifact.work import Work
+from marin_build.artifact.workspace import remove
 from marin_build.errors import MarinError
 
 if TYPE_CHECKING:
@@ -27,8 +30,14 @@ if TYPE_CHECKING:
 
 Entry = Mapping[str, Any]
 COPIED_BYTES = 64 << 20
+TAKEN_AT_ONCE = 1000
+"""So many files are taken over before it is written down that they were."""
 PASSES = 3
 """So often an upload is tried whose object has another size than the file."""
+
+
+NOTED = ("path", "bytes", "xxh3_128", "taken")
+"""What is carried on of an entry. `taken`: from another artifact, so that it does not lie in the scratch folder."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,11 @@ class _Piece:
 
     place: Path
     entry: Entry
+
+
+def _plain(entry: Entry | None) -> dict[str, Any]:
+    """What a record says of a file, of what an attempt has noted of it."""
+    return {key: entry[key] for key in ("path", "bytes", "xxh3_128")} if entry else {}
 
 
 class ObjectWork(Work):
@@ -68,15 +82,18 @@ class ObjectWork(Work):
         """Take over the files of `sources`, those of the first before those of the others, and begin the chain."""
         for source in sources:
             missing = [entry for path, entry in source.entries.items() if path not in self._kept]
-            entries = [{key: entry[key] for key in ("path", "bytes", "xxh3_128")} for entry in missing]
-            taken = at_once(lambda entry, source=source: self._take(source, entry), entries)  # type: ignore[misc]
-            self._kept |= {entry["path"]: entry for entry, is_taken in zip(entries, taken, strict=True) if is_taken}
+            entries = [{key: entry[key] for key in NOTED if key in entry} for entry in missing]
+            found = at_once(lambda entry, source=source: self._carry(source, entry), entries)  # type: ignore[misc]
+            self._kept |= {entry["path"]: entry for entry, is_there in zip(entries, found, strict=True) if is_there}
         self._write_link(self._kept.values(), ())
 
-    def _take(self, source: Source, entry: Entry) -> bool:
-        """True when the file is in the scratch folder and in the build. What this machine has is newer."""
-        path = self.folder / entry["path"]
-        if path.exists():
+    def _carry(self, source: Source, entry: Entry) -> bool:
+        """True when the file is in the scratch folder, unless it was taken over, and in the build. What this machine
+        has is newer."""
+        path, problem = self.folder / entry["path"], None
+        if entry.get("taken"):
+            pass
+        elif path.exists():
             found = file_entry(path)
             problem = None if found["xxh3_128"] == entry["xxh3_128"] else "was changed since"
         else:
@@ -84,17 +101,60 @@ class ObjectWork(Work):
             if problem and not source.believes:
                 terminal_logger().warning("%s/%s: %s; it is made again", source.files.shown, entry["path"], problem)
                 path.unlink(missing_ok=True)
-        if problem:
-            return False
+        return not problem and self._copied(source.files, entry)
+
+    def _copied(self, source: ObjectFiles, entry: Entry) -> bool:
+        """True when the file is in the build now, copied inside the store."""
         try:
-            self._bucket.copy(source.files.key(entry["path"]), self._files.key(entry["path"]))
+            self._bucket.copy(source.key(entry["path"]), self._files.key(entry["path"]))
         except FileNotFoundError:
             return False
         return bool(self._bucket.size(self._files.key(entry["path"])) == entry["bytes"])
 
+    # ---- from other artifacts ----------------------------------------------------------------------------------------
+
+    def take(self, donor: Record, names: Sequence[str], go_on: Callable[[], None]) -> set[str]:
+        """Inside the store: they are neither downloaded nor uploaded. What was adopted lies elsewhere, and is both."""
+        entries, files = [_plain(entry) for entry in takeable(donor, names)], self._store.files(donor)
+        if not isinstance(files, ObjectFiles) or donor.external:
+            taken = take_files(files, entries, self.folder, go_on, link=False)
+            self.keep(sorted(taken), shared=True)
+            return taken
+        missing = [entry for entry in entries if _plain(self._kept.get(entry["path"])) != entry]
+        for start in range(0, len(missing), TAKEN_AT_ONCE):
+            go_on()
+            self._take(files, missing[start : start + TAKEN_AT_ONCE])
+        return {entry["path"] for entry in entries if _plain(self._kept.get(entry["path"])) == entry}
+
+    def _take(self, files: ObjectFiles, entries: Sequence[Entry]) -> None:
+        with self._keeping:
+            found = at_once(lambda entry: self._taken(files, entry), entries)
+            new = [{**entry, "taken": True} for entry, is_there in zip(entries, found, strict=True) if is_there]
+            if new:
+                self._write_link(new, ())
+            self._kept |= {entry["path"]: entry for entry in new}
+
+    def _taken(self, files: ObjectFiles, entry: Entry) -> bool:
+        """True when the file is in the build, and nothing else lies under its name in the scratch folder.
+
+        A repair, or a forced build, may be there because of damage that no record tells of: it reads every byte.
+        """
+        if not self._copied(files, entry) or (self._is_careful and check_bytes(self._files, [entry])):
+            return False
+        remove(self.folder / entry["path"])
+        return True
+
+    @property
+    def _is_careful(self) -> bool:
+        return self.attempt.repairs is not None or self.attempt.forced is not None
+
+    def elsewhere(self) -> set[str]:
+        taken = [path for path, entry in self._kept.items() if entry.get("taken")]
+        return {path for path in taken if not (self.folder / path).exists()}
+
     # ---- to the store ------------------------------------------------------------------------------------------------
 
-    def keep(self, names: Iterable[str], dropped: Iterable[str] = ()) -> None:
+    def keep(self, names: Iterable[str], dropped: Iterable[str] = (), shared: bool = False) -> None:
         paths = [path for name in names for path in self._expanded(name)]
         gone = [path for name in dropped for path in self._in(name)]
         with self._keeping:
@@ -119,7 +179,7 @@ class ObjectWork(Work):
 
     def _bring(self, pieces: Sequence[_Piece], gone: Sequence[str]) -> None:
         """Upload what is not there yet, say so, and only then remove what is let go."""
-        missing = [piece for piece in pieces if self._kept.get(piece.entry["path"]) != piece.entry]
+        missing = [piece for piece in pieces if _plain(self._kept.get(piece.entry["path"])) != piece.entry]
         new = [piece.entry for piece in missing]
         at_once(self._upload, missing)
         if new or gone:
@@ -150,13 +210,14 @@ class ObjectWork(Work):
             self._bucket.upload(self.logs / name, self._files.key(f"{LOGS}/{name}"))
 
     def collect(self, names: Sequence[str], log: str) -> list[dict[str, Any]]:
-        entries = file_entries(self.folder, names)
+        elsewhere = self.elsewhere()
+        here = file_entries(self.folder, [name for name in names if name not in elsewhere])
         log_entry = {**file_entry(self.logs / log), "path": f"{LOGS}/{log}"}
         with self._keeping:
-            self._bring([_Piece(self.folder / entry["path"], entry) for entry in entries], ())
+            self._bring([_Piece(self.folder / entry["path"], entry) for entry in here], ())
         self._bring_logs()
         self._upload(_Piece(self.logs / log, log_entry))
-        return [*entries, log_entry]
+        return [*(_plain(self._kept[name]) for name in names), log_entry]
 
     def commit(self, lease: Lease, record: Record, tidy: Callable[[], None]) -> None:
         """Stage, seal, put in place. The seal decides: it fails for a builder that has lost its lease."""

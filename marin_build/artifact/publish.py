@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from marin_build.artifact import forced, mirror
+from marin_build.artifact import donors, forced, mirror
 from marin_build.artifact.attempt import Attempt, new_id, note_failure, now, read_attempt
 from marin_build.artifact.attempt_log import AttemptLog, attempt_log, terminal_logger
 from marin_build.artifact.begin import begin
@@ -30,7 +30,7 @@ from marin_build.artifact.record import Record, parse_record, read_record, write
 from marin_build.artifact.stop import StopSignals
 from marin_build.artifact.store import FULL, LEASE, Store, disk_error
 from marin_build.artifact.work import Work
-from marin_build.errors import DamageError, MarinError, RequestError
+from marin_build.errors import DamageError, MarinError, RequestError, Stopped
 from marin_build.recipe.dependencies import identity_dependencies, needs, unresolved
 from marin_build.recipe.target import Target, parse_target
 from marin_build.settings import Settings
@@ -243,6 +243,9 @@ def _carry_out(request: _Request, plan: _Plan, lease: Lease, signals: StopSignal
             stop_requested=lambda: signals.requested() or lease.is_lost(),
             check_lease=lease.check,
             keep=work.keep,
+            others=lambda kind: donors.finished(store, kind, target),
+            read=lambda record, name: donors.read_small(store, record, name),
+            take=lambda record, names: work.take(record, names, lambda: _go_on(target, lease, signals)),
             must_resume=attempt.repairs is not None,
         )
         log.logger.info("building %s in %s", target, context.folder)
@@ -250,6 +253,12 @@ def _carry_out(request: _Request, plan: _Plan, lease: Lease, signals: StopSignal
             result = request.builder(context)
             record = commit(store, book, lease, context, begun, result, work, log)
     return Outcome(target, True, record)
+
+
+def _go_on(target: Target, lease: Lease, signals: StopSignals) -> None:
+    lease.check()
+    if signals.requested():
+        raise Stopped(f"{target}: stopped by a signal while files were taken over; the same command goes on")
 
 
 @contextmanager

@@ -194,8 +194,12 @@ class Store(ABC):
     # ---- housekeeping ------------------------------------------------------------------------------------------------
 
     @abstractmethod
+    def named(self, kind: str | None = None) -> list[Target]:
+        """Every target, of one kind or of all, that has a folder, sorted by name; little may be left in some."""
+
     def targets(self) -> list[Target]:
         """Every target with a record, an attempt or files, sorted by name."""
+        return [target for target in self.named() if self.listing(target)]
 
     @abstractmethod
     def listing(self, target: Target) -> dict[str, int]:

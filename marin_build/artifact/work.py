@@ -30,11 +30,24 @@ class Work(ABC):
     """Where its files lie once it is finished, in the artifact's folder."""
 
     @abstractmethod
-    def keep(self, names: Iterable[str], dropped: Iterable[str] = ()) -> None:
+    def keep(self, names: Iterable[str], dropped: Iterable[str] = (), shared: bool = False) -> None:
         """Make finished files or folders last, so that another machine could go on from them; and let others go.
 
-        Names are relative to `folder`; those of folders stand for all files in them.
+        Names are relative to `folder`; those of folders stand for all files in them. `shared` says that other artifacts
+        may take these files over.
         """
+
+    @abstractmethod
+    def take(self, donor: Record, names: Sequence[str], go_on: Callable[[], None]) -> set[str]:
+        """Make files of another finished artifact files of this build, under the same names, without copying bytes.
+
+        Returns the names that now are. One that is missing, known to be damaged, or not as recorded is left out.
+        `go_on` is called now and then, and may raise: a later call then finds what was taken until then.
+        """
+
+    def elsewhere(self) -> set[str]:
+        """Names of files of this build that were taken over and do not lie in `folder`."""
+        return set()
 
     @abstractmethod
     def collect(self, names: Sequence[str], log: str) -> list[dict[str, Any]]:

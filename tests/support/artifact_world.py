@@ -206,7 +206,7 @@ class World:
 
 # ---- crashes ---------------------------------------------------------------------------------------------------------
 
-WATCHED = ("open", "write", "fsync", "replace", "rename", "unlink", "mkdir", "rmdir")
+WATCHED = ("open", "write", "fsync", "link", "replace", "rename", "unlink", "mkdir", "rmdir")
 
 
 @contextmanager

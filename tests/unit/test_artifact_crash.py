@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from artifact_world import RAW, RAW_DEV, TOKENIZER, TOKENS, Parts, World, killed_at, watched
+from sharing import DONOR, TAKER, Shards, texts, with_takers
 
 from marin_build.artifact.accept import accept
 from marin_build.artifact.examine import State
@@ -96,6 +97,34 @@ def test_a_first_build_killed_anywhere_is_resumed_by_a_plain_rerun(world: World)
         assert world.files(RAW) - {".lock"} == CLEAN
 
     kills = kill_everywhere(world, lambda: None, lambda: world.build(RAW), check)
+    assert kills > 30
+    assert seen == {None, digest}
+
+
+@pytest.mark.row(1)
+def test_a_build_that_takes_files_over_killed_anywhere_hurts_no_donor_and_is_resumed(world: World, tmp_path: Path):
+    with_takers(world).build(DONOR, Shards(texts(2)))
+    snapshot(world, tmp_path / "donor")
+    digest = world.build(TAKER, Shards(texts(3))).record.digest
+    seen = set()
+
+    def check() -> None:
+        seen.add(assert_whole_or_nothing(world, TAKER, digest))
+        assert world.verify(DONOR).ok
+        outcome = world.build(TAKER, Shards(texts(3)))
+        assert outcome.record.digest == digest
+        assert world.path(TAKER, "shard-1").stat().st_ino == world.path(DONOR, "shard-1").stat().st_ino
+        for target in (DONOR, TAKER):
+            assert world.verify(target).ok
+            assert world.verify(target).foreign == ()
+        assert world.files(TAKER) - {".lock"} == {".artifact.json", ".attempt.json", "logs", *texts(3)}
+
+    kills = kill_everywhere(
+        world,
+        lambda: restore(world, tmp_path / "donor"),
+        lambda: world.build(TAKER, Shards(texts(3))),
+        check,
+    )
     assert kills > 30
     assert seen == {None, digest}
 
