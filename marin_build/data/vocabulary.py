@@ -66,8 +66,8 @@ class LoadedTokenizer:
         return tokenizers.Tokenizer.from_file(str(self.folder / TOKENIZER))
 
 
-def load_tokenizer(folder: str | Path) -> LoadedTokenizer:
-    """Load the tokenizer of an artifact's folder.
+def load_tokenizer(folder: str | Path, fast: bool = False) -> LoadedTokenizer:
+    """Load the tokenizer of an artifact's folder; `fast` where its parity with fastokens has been shown.
 
     Raises:
         DamageError: the folder does not hold what the builder of tokenizers leaves there.
@@ -76,7 +76,7 @@ def load_tokenizer(folder: str | Path) -> LoadedTokenizer:
     try:
         data = read_small(folder / TOKENIZER)
         specification, config = _specification(data), parse_object(read_small(folder / CONFIG))
-        encoder = make_encoder(data, specification)
+        encoder = make_encoder(data, specification, fast)
     except OSError as error:
         place = error.filename or folder
         raise DamageError(f"{place} cannot be read: {error.strerror}; build the tokenizer again") from None

@@ -24,6 +24,7 @@ HEAVY = (
     "pandas",
     "wandb",
     "tokenizers",
+    "fastokens",
     "transformers",
     "huggingface_hub",
     "torch",

@@ -9,7 +9,7 @@ import pytest
 
 MODEL = "checkpoints/tiny/2026.01.01"
 HEAVY = """
-jax jaxlib flax optax orbax datasets pyarrow numpy pandas scipy wandb tokenizers transformers torch huggingface_hub
+jax jaxlib flax optax orbax datasets pyarrow numpy pandas scipy wandb tokenizers fastokens transformers torch huggingface_hub
 fsspec zstandard orjson rich
 """
 
