@@ -50,7 +50,8 @@ def open_bucket(url: str) -> FsspecBucket:
         raise RequestError(f"prefix {protocol}://{path.partition('?')[0].partition('#')[0]}: may hold no '?' or '#'")
     if not path.strip("/"):
         raise RequestError(f"prefix {url!r} names no bucket; write {protocol}://BUCKET/FOLDER")
-    kind = {"gs": GcsBucket, "gcs": GcsBucket, "s3": S3Bucket, "s3a": S3Bucket}.get(protocol, FsspecBucket)
+    kinds = {"gs": GcsBucket, "gcs": GcsBucket, "s3": S3Bucket, "s3a": S3Bucket, "http": WebPlace, "https": WebPlace}
+    kind = kinds.get(protocol, FsspecBucket)
     return kind(_file_system(protocol), protocol, path.strip("/"))
 
 
@@ -189,6 +190,31 @@ class FsspecBucket(Bucket):
         except FileNotFoundError:
             return []
         return sorted(info["name"].rstrip("/").rpartition("/")[2] for info in found if info["type"] == "directory")
+
+
+class WebPlace(FsspecBucket):
+    """Files of a web server, which can be read and not listed."""
+
+    def _path(self, key: str) -> str:
+        return f"{self.shown}/{key}"
+
+    def size(self, key: str) -> int | None:
+        try:
+            size = self._try(key, lambda: self._fs.info(self._path(key)))["size"]
+        except FileNotFoundError:
+            return None
+        if size is None:
+            raise RequestError(f"{self._path(key)}: the server does not say how many bytes it has; download it first")
+        return int(size)
+
+    def read(self, key: str, start: int, length: int) -> bytes:
+        data = super().read(key, start, length)
+        if len(data) > length:
+            raise RequestError(f"{self._path(key)}: the server gives no parts of a file; download it first")
+        return data
+
+    def listing(self, front: str) -> dict[str, int]:
+        raise RequestError(f"{self.shown}: a web server has no list of its files; name each of them without globs")
 
 
 class ConditionalBucket(FsspecBucket):

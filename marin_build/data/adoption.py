@@ -9,7 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from marin_build.artifact.context import BuildContext
-from marin_build.data.sources import Glob, source_files
+from marin_build.data.globs import Glob
+from marin_build.data.places import Place
+from marin_build.data.sources import source_files
 from marin_build.errors import MarinError, RequestError
 from marin_build.recipe.sources import FilesSource, HuggingFaceSource
 
@@ -24,12 +26,18 @@ def adopted_files(context: BuildContext, source: FilesSource | HuggingFaceSource
     if isinstance(source, HuggingFaceSource):
         found = _hub_files(context, source)
     else:
-        found = [(file.name, file.path) for file in source_files(context, source)]
+        found = [(file.name, _local(context, file.path)) for file in source_files(context, source)]
     by_name: dict[str, Path] = {}
     for name, path in found:
         if by_name.setdefault(name.rpartition("/")[2], path) != path:
             raise RequestError(f"{context.target}: tokenizer.source has two files named {path.name}; narrow its files")
     return by_name
+
+
+def _local(context: BuildContext, place: Place) -> Path:
+    if not isinstance(place, Path):
+        raise RequestError(f"{context.target}: tokenizer.source: {place} is in a store; copy it to this machine")
+    return place
 
 
 def _hub_files(context: BuildContext, source: HuggingFaceSource) -> list[tuple[str, Path]]:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import xxhash
-
 from marin_build.artifact.context import Adopted, BuildContext, BuildResult
-from marin_build.artifact.digest import hash_file
 from marin_build.artifact.store import LOGS, TEMPORARY
 from marin_build.data.durable import commit, explained, temporary_of, writing
 from marin_build.data.progress import Progress
@@ -52,11 +49,18 @@ def _check_name(context: BuildContext | Adopted, name: str) -> None:
 
 
 def _is_there(file: SourceFile, copy: Path) -> bool:
-    return copy.is_file() and copy.stat().st_size == file.bytes and hash_file(copy) == (file.bytes, file.digest)
+    return copy.is_file() and copy.stat().st_size == file.bytes and _digest(copy, file) == file.digest
+
+
+def _digest(copy: Path, file: SourceFile) -> str:
+    digest = file.hasher()
+    for chunk in read_chunks(copy, 0, None, digest.update):
+        del chunk
+    return digest.hexdigest()
 
 
 def _copy(context: BuildContext, file: SourceFile, copy: Path, progress: Progress) -> None:
-    digest = xxhash.xxh3_128()
+    digest = file.hasher()
     with explained(copy, file.bytes), writing(temporary_of(copy)) as output:
         for chunk in read_chunks(file.path, 0, None, digest.update):
             output.write(chunk)

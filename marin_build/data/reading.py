@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 
-import xxhash
 import zstandard
 
+from marin_build.data.places import Place, open_place, size_of, unreadable
 from marin_build.data.rows import array_lines, row_lines
-from marin_build.data.sources import SourceFile, unreadable
+from marin_build.data.sources import SourceFile
 from marin_build.errors import RequestError
 from marin_build.recipe.sources import Arrow, JsonArray, Parquet, TextFormat
 
@@ -31,7 +30,7 @@ class Reading:
     """One pass over a source file, which hashes and counts its bytes on the way and proves them at the end."""
 
     def __init__(self, file: SourceFile, seen: Callable[[bytes], None] = lambda _: None) -> None:
-        self._file, self._digest, self._bytes, self._tap = file, xxhash.xxh3_128(), 0, seen
+        self._file, self._digest, self._bytes, self._tap = file, file.hasher(), 0, seen
 
     def text(self, format: TextFormat) -> Iterator[bytes]:
         """The text's bytes, decompressed; for files of rows one line a row (`documents.row_line`).
@@ -102,11 +101,11 @@ def check_format(name: str, format: TextFormat) -> None:
         raise RequestError(f"source file {name}: {format.type} is compressed inside; decompress it, or narrow the glob")
 
 
-def read_chunks(path: Path, start: int, end: int | None, tap: Callable[[bytes], None]) -> Iterator[bytes]:
+def read_chunks(path: Place, start: int, end: int | None, tap: Callable[[bytes], None]) -> Iterator[bytes]:
     """The bytes [start, end) of a file as it lies on the disk, each chunk shown to `tap` first."""
     at = start
     try:
-        with open(path, "rb", buffering=0) as file:
+        with open_place(path) as file:
             file.seek(start)
             while chunk := file.read(CHUNK_BYTES if end is None else min(CHUNK_BYTES, end - at)):
                 at += len(chunk)
@@ -116,7 +115,7 @@ def read_chunks(path: Path, start: int, end: int | None, tap: Callable[[bytes], 
         raise unreadable(error, path, at) from error
 
 
-def decompressed(path: Path, chunks: Iterable[bytes]) -> Iterator[bytes]:
+def decompressed(path: Place, chunks: Iterable[bytes]) -> Iterator[bytes]:
     """The text's bytes, by the ending of the file's name.
 
     Raises:
@@ -128,7 +127,7 @@ def decompressed(path: Path, chunks: Iterable[bytes]) -> Iterator[bytes]:
     return _unzstd(path, chunks) if name.endswith(ZSTD) else iter(chunks)
 
 
-def _gunzip(path: Path, chunks: Iterable[bytes]) -> Iterator[bytes]:
+def _gunzip(path: Place, chunks: Iterable[bytes]) -> Iterator[bytes]:
     inflate, started = zlib.decompressobj(wbits=31), False
     try:
         for chunk in chunks:
@@ -146,7 +145,7 @@ def _gunzip(path: Path, chunks: Iterable[bytes]) -> Iterator[bytes]:
         raise _cut_off(path, "gzip")
 
 
-def _unzstd(path: Path, chunks: Iterable[bytes]) -> Iterator[bytes]:
+def _unzstd(path: Place, chunks: Iterable[bytes]) -> Iterator[bytes]:
     # stream_reader ends quietly on a frame that is cut off; decompressobj says whether it reached the end.
     decompressor = zstandard.ZstdDecompressor(max_window_size=ZSTD_MAX_WINDOW_BYTES)
     frame, started = decompressor.decompressobj(), False
@@ -167,8 +166,8 @@ def _unzstd(path: Path, chunks: Iterable[bytes]) -> Iterator[bytes]:
         raise _cut_off(path, "zstd")
 
 
-def _cut_off(path: Path, format: str) -> RequestError:
+def _cut_off(path: Place, format: str) -> RequestError:
     return RequestError(
         f"source file {path} is cut off: its {format} stream does not end\n"
-        f"  {path.stat().st_size:,} bytes are there; get it again"
+        f"  {size_of(path):,} bytes are there; get it again"
     )

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import orjson
@@ -18,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from marin_build.data.documents import Rejection, checked_text, missing_key, row_line
-from marin_build.data.sources import unreadable
+from marin_build.data.places import Place, open_place, unreadable
 from marin_build.errors import RequestError
 from marin_build.foreign import shortened
 from marin_build.recipe.sources import Arrow, JsonArray, Parquet
@@ -43,7 +42,7 @@ Lines = tuple[float, bytes]
 """How far the file is then, 0 to 1, and the lines of some rows."""
 
 
-def row_lines(path: Path, format: Parquet | Arrow) -> Iterator[Lines]:
+def row_lines(path: Place, format: Parquet | Arrow) -> Iterator[Lines]:
     """The lines of all rows, in order.
 
     Raises:
@@ -51,7 +50,7 @@ def row_lines(path: Path, format: Parquet | Arrow) -> Iterator[Lines]:
         MarinError: it cannot be read.
     """
     try:
-        with open(path, "rb") as file:
+        with open_place(path) as file:
             bounded = cast(BinaryIO, _Bounded(file))
             yield from (_parquet if isinstance(format, Parquet) else _arrow)(path, bounded, format.text_key)
     except OSError as error:  # of the system; those of pyarrow are explained where they come
@@ -80,7 +79,7 @@ class _Bounded:
 class _Damage:
     """Turns what pyarrow raises into an error that names the file and the part of it."""
 
-    def __init__(self, path: Path, what: str) -> None:
+    def __init__(self, path: Place, what: str) -> None:
         self._path, self._what = path, what
         self.part = ""
 
@@ -102,7 +101,7 @@ def _is_about_the_file(error: BaseException | None) -> bool:
     return isinstance(error, pa.ArrowException) or (isinstance(error, OSError) and error.errno is None)
 
 
-def _parquet(path: Path, file: BinaryIO, key: str) -> Iterator[Lines]:
+def _parquet(path: Place, file: BinaryIO, key: str) -> Iterator[Lines]:
     row = 0
     with _Damage(path, "Parquet file") as damage:
         parquet = pq.ParquetFile(file, buffer_size=BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True)
@@ -117,7 +116,7 @@ def _parquet(path: Path, file: BinaryIO, key: str) -> Iterator[Lines]:
                 yield row / total, lines
 
 
-def _arrow(path: Path, file: BinaryIO, key: str) -> Iterator[Lines]:
+def _arrow(path: Place, file: BinaryIO, key: str) -> Iterator[Lines]:
     row, size = 0, file.seek(0, 2)
     file.seek(0)
     with _Damage(path, "Arrow stream or file") as damage:
@@ -131,7 +130,7 @@ def _arrow(path: Path, file: BinaryIO, key: str) -> Iterator[Lines]:
                 yield min(1.0, file.tell() / max(size, 1)), lines
 
 
-def _record_batches(path: Path, file: BinaryIO, key: str) -> Iterator[pa.RecordBatch]:
+def _record_batches(path: Place, file: BinaryIO, key: str) -> Iterator[pa.RecordBatch]:
     if file.read(len(ARROW_MAGIC)) == ARROW_MAGIC:
         schema = pa.ipc.open_file(file).schema
         reader = pa.ipc.open_file(file, options=_only(path, schema, key))
@@ -143,7 +142,7 @@ def _record_batches(path: Path, file: BinaryIO, key: str) -> Iterator[pa.RecordB
     yield from pa.ipc.open_stream(file, options=_only(path, schema, key))
 
 
-def _check_end(path: Path, file: BinaryIO) -> None:
+def _check_end(path: Place, file: BinaryIO) -> None:
     """A stream that is cut between two messages reads like a whole one, were it not for the mark at its end."""
     size = file.seek(0, 2)
     file.seek(max(0, size - len(END_OF_STREAM)))
@@ -156,12 +155,12 @@ def _check_end(path: Path, file: BinaryIO) -> None:
         )
 
 
-def _only(path: Path, schema: pa.Schema, key: str) -> pa.ipc.IpcReadOptions:
+def _only(path: Place, schema: pa.Schema, key: str) -> pa.ipc.IpcReadOptions:
     _check_column(path, schema, key)
     return pa.ipc.IpcReadOptions(use_threads=False, included_fields=[schema.get_field_index(key)])
 
 
-def _check_column(path: Path, schema: pa.Schema, key: str) -> None:
+def _check_column(path: Place, schema: pa.Schema, key: str) -> None:
     """Refuse a file without this column, or with something other than text in it."""
     count = schema.names.count(key)
     if count != 1:
@@ -206,7 +205,7 @@ def _text(value: bytes | None, key: str) -> str | Rejection:
 # ---- JSON arrays -----------------------------------------------------------------------------------------------------
 
 
-def array_lines(path: Path, content: bytes, format: JsonArray) -> Iterator[bytes]:
+def array_lines(path: Place, content: bytes, format: JsonArray) -> Iterator[bytes]:
     """The lines of the elements of an array.
 
     Raises:
@@ -222,7 +221,7 @@ def array_lines(path: Path, content: bytes, format: JsonArray) -> Iterator[bytes
         yield row_line(number, _element(element, format.text_key))
 
 
-def _parsed(path: Path, content: bytes) -> object:
+def _parsed(path: Place, content: bytes) -> object:
     try:
         return orjson.loads(content)
     except orjson.JSONDecodeError:

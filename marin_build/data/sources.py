@@ -20,14 +20,14 @@ from marin_build.artifact.bodies import NO_FILE_NAME, is_file_name
 from marin_build.artifact.context import BuildContext, Dependency
 from marin_build.artifact.digest import root_digest
 from marin_build.artifact.store import LOGS
+from marin_build.data.globs import WILDCARD, Glob
+from marin_build.data.places import Place, hasher, is_url, open_place, size_of, stored_matches, unreadable
 from marin_build.data.progress import Progress
 from marin_build.errors import DamageError, MarinError, RequestError, Stopped
-from marin_build.foreign import shortened
 from marin_build.recipe.sources import ArtifactSource, EmbeddedSource, FilesSource, GitHubSource, HuggingFaceSource
 
 CORPORA = Path(__file__).parent / "corpora"
 CHUNK_BYTES = 4 << 20
-_WILDCARD = re.compile(r"[*?\[]")
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,16 @@ class SourceFile:
 
     name: str
     """Relative path within the source, with `/`."""
-    path: Path
+    path: Place
     bytes: int
     digest: str
-    """xxh3_128 of its bytes, 32 hex digits."""
+    """xxh3_128 of its bytes, or what a hub says of them: the form says which (`places.hasher`)."""
     artifact: str | None = None
     """The raw artifact that it is a file of; none: a file of the user's."""
+
+    def hasher(self) -> Any:
+        """What its bytes are put through to see that they are the expected ones."""
+        return hasher(self.digest, self.bytes)
 
     def changed(self, seen: str) -> MarinError:
         """The error for bytes other than the expected ones."""
@@ -81,19 +85,19 @@ def source_files(
 # ---- finding ---------------------------------------------------------------------------------------------------------
 
 
-def find(patterns: Sequence[str]) -> list[tuple[str, Path]]:
-    """(name, path) of the files that paths and globs mean: in their order, the matches of one glob sorted.
+def find(patterns: Sequence[str]) -> list[tuple[str, Place]]:
+    """(name, place) of the files that paths, URLs and globs mean: in their order, the matches of one glob sorted.
 
     A path that two globs match counts once.
 
     Raises:
         RequestError: a pattern without a file, or two files with one name.
     """
-    paths: dict[Path, str] = {}
+    paths: dict[Place, str] = {}
     for pattern in patterns:
         for name, path in _matches(pattern):
-            paths.setdefault(path.absolute(), name)
-    names: dict[str, Path] = {}
+            paths.setdefault(path.absolute() if isinstance(path, Path) else path, name)
+    names: dict[str, Place] = {}
     for path, name in paths.items():
         if name in names:
             raise RequestError(
@@ -104,11 +108,16 @@ def find(patterns: Sequence[str]) -> list[tuple[str, Path]]:
     return list(names.items())
 
 
-def _matches(pattern: str) -> list[tuple[str, Path]]:
+def _matches(pattern: str) -> list[tuple[str, Place]]:
+    if is_url(pattern):
+        if not (stored := stored_matches(pattern)):
+            raise RequestError(f"no source file matches {pattern!r}")
+        return [(_checked(name, pattern), file) for name, file in stored]
+    pattern = pattern.removeprefix("file://")
     if os.path.isfile(pattern):
         found, base = [pattern], os.path.dirname(pattern)
     else:
-        fixed = _WILDCARD.split(pattern, maxsplit=1)[0]
+        fixed = WILDCARD.split(pattern, maxsplit=1)[0]
         base = os.path.dirname(fixed)
         short = re.sub(r"(?:\*\*/)+", "**/", pattern)  # each repetition would walk the tree once more
         found = sorted(path for path in glob.glob(short, recursive=True) if os.path.isfile(path))
@@ -127,13 +136,16 @@ def _nothing_found(pattern: str) -> str:
 
 
 def _name_of(path: str, base: str) -> str:
-    name = os.path.relpath(path, base or ".").replace(os.sep, "/")
+    return _checked(os.path.relpath(path, base or ".").replace(os.sep, "/"), path)
+
+
+def _checked(name: str, path: str) -> str:
     if not is_file_name(name):
         raise RequestError(f"source file {path!a}: {NO_FILE_NAME}")
     return name
 
 
-def embedded(corpus: str) -> list[tuple[str, Path]]:
+def embedded(corpus: str) -> list[tuple[str, Place]]:
     """(name, path) of the files of a corpus that is shipped with the package, sorted by name."""
     folder = CORPORA / corpus
     if not folder.is_dir():
@@ -145,7 +157,7 @@ def embedded(corpus: str) -> list[tuple[str, Path]]:
 # ---- pinned files ----------------------------------------------------------------------------------------------------
 
 
-def pinned(context: BuildContext, found: Sequence[tuple[str, Path]], expected: str) -> list[SourceFile]:
+def pinned(context: BuildContext, found: Sequence[tuple[str, Place]], expected: str) -> list[SourceFile]:
     """Hash the files found and compare their root digest with the pinned one."""
     with Progress(context.logger, "hashing source files", sum(size_of(path) for _, path in found)) as progress:
 
@@ -165,7 +177,7 @@ def pinned(context: BuildContext, found: Sequence[tuple[str, Path]], expected: s
     return files
 
 
-def files_digest(found: Iterable[tuple[str, Path]]) -> str:
+def files_digest(found: Iterable[tuple[str, Place]]) -> str:
     """The digest that pins these files: a root over (name, bytes, xxh3_128) of each."""
     return digest_of([SourceFile(name, path, *hash_source(path, lambda _: None)) for name, path in found])
 
@@ -174,11 +186,11 @@ def digest_of(files: Iterable[SourceFile]) -> str:
     return root_digest({"path": file.name, "bytes": file.bytes, "xxh3_128": file.digest} for file in files)
 
 
-def hash_source(path: Path, hashed: Callable[[int], None]) -> tuple[int, str]:
+def hash_source(path: Place, hashed: Callable[[int], None]) -> tuple[int, str]:
     """(bytes, xxh3_128) of a user's file; `hashed` is told of every chunk."""
     count, digest, buffer = 0, xxhash.xxh3_128(), memoryview(bytearray(CHUNK_BYTES))
     try:
-        with open(path, "rb", buffering=0) as file:
+        with open_place(path) as file:
             while read := file.readinto(buffer):
                 digest.update(buffer[:read])
                 count += read
@@ -186,19 +198,6 @@ def hash_source(path: Path, hashed: Callable[[int], None]) -> tuple[int, str]:
     except OSError as error:
         raise unreadable(error, path, count) from error
     return count, digest.hexdigest()
-
-
-def size_of(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError as error:
-        raise unreadable(error, path, 0) from error
-
-
-def unreadable(error: OSError, path: Path, at_byte: int) -> MarinError:
-    """The error for a source file that the system will not read; a failing disk may get better, the rest will not."""
-    kind = RequestError if isinstance(error, PermissionError | FileNotFoundError | IsADirectoryError) else MarinError
-    return kind(f"source file {path} cannot be read at byte {at_byte:,}: {error.strerror or error}")
 
 
 # ---- files of a raw artifact -----------------------------------------------------------------------------------------
@@ -235,53 +234,3 @@ def _recorded(dependency: Dependency, entry: Mapping[str, Any]) -> SourceFile:
             f"{dependency.target} is damaged: {entry['path']} {what}\n  file: {path}\n  snakemake {dependency.target}"
         )
     return SourceFile(entry["path"], path, entry["bytes"], entry["xxh3_128"], str(dependency.target))
-
-
-class Glob:
-    """A glob over relative paths: `*` stays within a folder, `**` is any number of folders. No pattern takes long.
-
-    Raises:
-        RequestError: a set whose range runs backwards.
-    """
-
-    def __init__(self, pattern: str) -> None:
-        *folders, last = pattern.split("/")
-        parts = [*folders, *(("**", "*") if last == "**" else (last,))]
-        try:
-            self._parts = [None if part == "**" else re.compile(_segment(part), re.DOTALL) for part in parts]
-        except re.error as error:
-            raise RequestError(f"the glob {shortened(pattern, 200)!a} means nothing: {error.msg}") from None
-
-    def matches(self, name: str) -> bool:
-        segments, at = name.split("/"), {0}
-        for part in self._parts:
-            if part is None:
-                at = set(range(min(at), len(segments)))
-            else:
-                at = {place + 1 for place in at if place < len(segments) and part.fullmatch(segments[place])}
-            if not at:
-                return False
-        return len(segments) in at
-
-
-def _segment(text: str) -> str:
-    """One part of a glob between two slashes. What is between two stars is found once, and not tried again later."""
-    pieces = re.findall(r"\[!?+.[^\]]*+\]|.", text, re.DOTALL)
-    spelled = ["." if piece == "?" else _set(piece) if len(piece) > 1 else re.escape(piece) for piece in pieces]
-    runs = [""]
-    for piece, expression in zip(pieces, spelled, strict=True):
-        if piece == "*":
-            runs.append("")
-        else:
-            runs[-1] += expression
-    if len(runs) == 1:
-        return runs[0]
-    first, *middle, last = runs
-    return first + "".join(f"(?>.*?{run})" for run in middle if run) + f".*{last}"
-
-
-def _set(piece: str) -> str:
-    """`[abc]`, `[a-c]` or `[!abc]`; never a slash."""
-    negated, members = piece[1] == "!", piece[1:-1].removeprefix("!")
-    escaped = re.sub(r"([\\\[\]^&~|])", r"\\\1", members)
-    return f"(?!/)[{'^' if negated else ''}{escaped}]"

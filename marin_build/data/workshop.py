@@ -137,7 +137,7 @@ class Workshop:
 
     def _survey(self, file: SourceFile) -> Iterator[Message]:
         """Find the cuts, and prove the digest of the whole file before any of it is used."""
-        total, starts, digests = xxhash.xxh3_128(), [0], [xxhash.xxh3_128()]
+        total, starts, digests = file.hasher(), [0], [xxhash.xxh3_128()]
         at = told = 0
         for unit in units(read_chunks(file.path, 0, None, total.update), self._policy.format):
             if self._begins_a_shard(at, starts[-1]):

@@ -28,11 +28,12 @@ class EmbeddedSource(Model):
 
 
 class FilesSource(Model):
-    """Files on this machine, relative to the working directory or absolute; pinned by their digest."""
+    """Files on this machine, relative to the working directory or absolute, or in a store; pinned by their digest."""
 
     type: Literal["files"]
     paths: Annotated[list[str], Field(min_length=1)]
-    """Paths or globs, in this order; the matches of one glob are sorted."""
+    """Paths, URLs (gs://, s3:// and whatever else fsspec knows) or globs, in this order; the matches of one glob are
+    sorted."""
     digest: Digest
 
 

@@ -90,7 +90,7 @@ def settings(data: bytes) -> None:
 
 
 def glob(data: bytes) -> None:
-    from marin_build.data.sources import Glob
+    from marin_build.data.globs import Glob
 
     pattern, _, name = data.decode("utf-8", "replace").partition("\n")
     Glob(pattern[:1000]).matches(name)

@@ -20,9 +20,10 @@ import pytest
 from marin_build.artifact.digest import hash_bytes
 from marin_build.data.documents import read_document
 from marin_build.data.durable import json_bytes
+from marin_build.data.globs import Glob
 from marin_build.data.ledger import Policy, read_sidecar, stamp, write_sidecar
 from marin_build.data.shards import Shard, TokenizedSet, read_ledger, write_shard
-from marin_build.data.sources import Glob, SourceFile
+from marin_build.data.sources import SourceFile
 from marin_build.errors import DamageError, RequestError
 from marin_build.recipe.sources import JsonLines
 

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 from builders import texts_of, tokenized
+from corpora import table, written
 
 from marin_build.data.documents import read_document, units
 from marin_build.data.reading import Reading
@@ -33,26 +34,6 @@ FORMATS = {
     "json array of texts": JsonArray(type="json_array", text_key=None),
 }
 NAMES = {"parquet": "c.parquet", "arrow stream": "c.arrow", "arrow file": "d.arrow"}
-
-
-def table(values: list[Any], type: pa.DataType | None = None) -> pa.Table:
-    return pa.table({"other": pa.array(range(len(values))), "text": pa.array(values, type=type)})
-
-
-def written(kind: str, values: list[Any], type: pa.DataType | None = None, rows: int = 300) -> bytes:
-    """A file of this kind with a column `text`, in groups of so many rows."""
-    output = io.BytesIO()
-    if kind == "json array of texts":
-        return json.dumps(values).encode()
-    if kind == "json array":
-        return json.dumps([{"other": 1, "text": value} for value in values]).encode()
-    if kind == "parquet":
-        pq.write_table(table(values, type), output, row_group_size=rows, write_page_checksum=True)
-        return output.getvalue()
-    make = pa.ipc.new_stream if kind == "arrow stream" else pa.ipc.new_file
-    with make(output, table(values, type).schema) as writer:
-        writer.write_table(table(values, type), max_chunksize=rows)
-    return output.getvalue()
 
 
 def made(workbench, kind: str, data: bytes, **fields):

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from marin_build.data import raw, sources
-from marin_build.data.sources import Glob, find
+from marin_build.data.globs import Glob
+from marin_build.data.sources import find
 from marin_build.errors import DamageError, LeasedError, MarinError, RequestError, Stopped
 from marin_build.recipe import schema
 from marin_build.recipe.sources import ArtifactSource, EmbeddedSource, FilesSource, GitHubSource, HuggingFaceSource
