@@ -13,17 +13,17 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any
 
 import xxhash
 from pydantic import Field, TypeAdapter
-from typing_extensions import TypedDict
+from typing_extensions import NotRequired, TypedDict  # noqa: UP035 (pydantic needs this one before Python 3.12)
 
 from marin_build.artifact.bodies import Count, Hash, check
 from marin_build.artifact.digest import hash_bytes, hash_file
 from marin_build.artifact.strict_json import parse_object
 from marin_build.data.durable import json_bytes, write_whole
-from marin_build.data.shards import FORMAT, LEDGER, Shard, id_type
+from marin_build.data.shards import FORMAT, LEDGER, LOSS_MASK, Shard, id_type
 from marin_build.data.sources import SourceFile
 from marin_build.recipe.sources import TextFormat
 
@@ -104,6 +104,7 @@ class _Sidecar(TypedDict):
     documents: Count
     tokens: Count
     max_id: Annotated[int, Field(ge=-1, lt=1 << 31)]
+    trained_tokens: NotRequired[Count]
     text_bytes: Count
     bytes: Count
     xxh3_128: Hash
@@ -147,18 +148,23 @@ def is_intact(folder: Path, sidecar: dict[str, Any]) -> bool:
 
 
 class ContentDigest:
-    """Digest of ids and document lengths in their order: the same however they are cut into shards."""
+    """Digest of ids, document lengths and loss masks in their order: the same however they are cut into shards."""
 
     def __init__(self) -> None:
         self._ids, self._lengths = xxhash.xxh3_128(), xxhash.xxh3_128()
+        self._masks: xxhash.xxh3_128 | None = None
 
     def add(self, shard: Shard) -> None:
         lengths = shard.offsets[1:] - shard.offsets[:-1]
         self._ids.update(memoryview(shard.ids))
         self._lengths.update(memoryview(lengths.astype("<i8")))
+        if shard.loss_mask is not None:
+            self._masks = self._masks or xxhash.xxh3_128()
+            self._masks.update(memoryview(shard.loss_mask))
 
     def hexdigest(self) -> str:
-        return hash_bytes(self._ids.digest() + self._lengths.digest())
+        masks = self._masks.digest() if self._masks else b""
+        return hash_bytes(self._ids.digest() + self._lengths.digest() + masks)
 
 
 def write_ledger(
@@ -170,19 +176,33 @@ def write_ledger(
         "format": FORMAT,
         **facts,
         "shards": shards,
-        "totals": {key: sum(s[key] for s in sidecars) for key in ("documents", "tokens", "bytes", "text_bytes")},
+        "totals": {key: sum(s[key] for s in sidecars) for key in _summed(sidecars)},
         "max_id": max((s["max_id"] for s in sidecars), default=-1),
         "skipped": dict(sum((Counter(s["skipped"]) for s in sidecars), Counter())),
         "rejections": rejections_of(sidecars),
         "content_digest": content_digest,
         "digest": hash_bytes(json_bytes([(s["file"], s["bytes"], s["xxh3_128"]) for s in sidecars])),
     }
-    _write_datasets_files(folder, ledger, facts["tokenizer"]["vocabulary_size"])
+    size, masked = facts["tokenizer"]["vocabulary_size"], "trained_tokens" in ledger["totals"]
+    _write_datasets_files(folder, ledger, size, has_loss_mask=masked)
     write_whole(folder / LEDGER, json_bytes(ledger, indent=1))
     return ledger
 
 
-def _write_datasets_files(folder: Path, ledger: dict[str, Any], vocabulary_size: int) -> None:
+def _summed(sidecars: Sequence[dict[str, Any]]) -> list[str]:
+    """What is added up over all shards: trained tokens only where the shards have a loss mask."""
+    return [
+        "documents",
+        "tokens",
+        *(["trained_tokens"] if "trained_tokens" in sidecars[0] else []),
+        "bytes",
+        "text_bytes",
+    ]
+
+
+def _write_datasets_files(
+    folder: Path, ledger: dict[str, Any], vocabulary_size: int, *, has_loss_mask: bool = False
+) -> None:
     """What `datasets.load_from_disk` needs to open the folder as one Dataset."""
     state = {
         "_data_files": [{"filename": shard["file"]} for shard in ledger["shards"]],
@@ -193,7 +213,8 @@ def _write_datasets_files(folder: Path, ledger: dict[str, Any], vocabulary_size:
         "_output_all_columns": False,
         "_split": None,
     }
-    ids = {"feature": {"dtype": id_type(vocabulary_size).name, "_type": "Value"}, "_type": "List"}
-    info = {"features": {"input_ids": ids}, "citation": "", "description": "", "homepage": "", "license": ""}
+    types = {"input_ids": id_type(vocabulary_size).name} | ({LOSS_MASK: "uint8"} if has_loss_mask else {})
+    features = {name: {"feature": {"dtype": dtype, "_type": "Value"}, "_type": "List"} for name, dtype in types.items()}
+    info = {"features": features, "citation": "", "description": "", "homepage": "", "license": ""}
     write_whole(folder / STATE, json_bytes(state))
     write_whole(folder / DATASET_INFO, json_bytes(info))

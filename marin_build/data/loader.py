@@ -39,7 +39,7 @@ class Batch:
     segment_ids: Tokens | None
     """[B, T + 1] int32: the document of each token, numbered from 0 within the row; None: rows are not told apart."""
     mask: Booleans | None
-    """[B, T]: targets that count; None: all of them."""
+    """[B, T]: targets that count; None: all of them. For training there is one where a set has a loss mask."""
 
 
 class TrainingLoader:
@@ -77,8 +77,13 @@ class TrainingLoader:
 
     def batch(self, step: int, rows: slice | None = None) -> Batch:
         """The batch of `step`, from 0; with `rows` only those of its rows, for one host of several."""
-        tokens, segment_ids = self._reader.read(self._places(step, rows))
-        return Batch(tokens, segment_ids, None)
+        places = self._places(step, rows)
+        return Batch(*self._reader.read(places), self._reader.read_mask(places))
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether batches have a mask: some set trains on some of its tokens only."""
+        return self._reader.is_masked
 
     def sources(self, step: int, rows: slice | None = None) -> list[tuple[str, int]]:
         """Where each row of a batch comes from: the set, and the window of it, which begins at token window × T."""
@@ -149,7 +154,7 @@ class TrainingLoader:
 
 
 class ValidationLoader:
-    """A token set once, in order: every token but the first is a target exactly once.
+    """A token set once, in order: every token but the first is a target exactly once, if it is trained on.
 
     All batches have the same shape; what is missing in the last is padding, masked.
 
@@ -159,7 +164,7 @@ class ValidationLoader:
 
     def __init__(self, token_set: TokenSet, *, sequence_length: int, batch_size: int, segments: bool) -> None:
         self.targets = token_count(token_set) - 1
-        """Tokens that are predicted, in all."""
+        """Tokens that are predicted, in all, trained on or not."""
         if self.targets < 1:
             raise RequestError(f"a validation set needs at least 2 tokens, this one has {self.targets + 1}")
         self._sequence_length, self._batch_size = sequence_length, batch_size
@@ -183,7 +188,8 @@ class ValidationLoader:
         tokens[windows > last] = 0
         if segment_ids is not None:
             segment_ids[windows > last] = 0
-        return Batch(tokens, segment_ids, np.arange(self._sequence_length) < targets[:, None])
+        mask, trained = np.arange(self._sequence_length) < targets[:, None], self._reader.read_mask(places)
+        return Batch(tokens, segment_ids, mask if trained is None else mask & trained)
 
 
 def _keep_freed_memory(rows: int, sequence_length: int) -> None:

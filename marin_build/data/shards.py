@@ -2,14 +2,15 @@
 
 A shard is an Arrow IPC *stream* (the form that `Dataset.from_file` maps into memory), uncompressed, with one record
 batch and one column `input_ids`; a row is a document with its special tokens. The flat ids are the list's values, and
-the document starts are its offsets, so reading copies nothing.
+the document starts are its offsets, so reading copies nothing. Where only some tokens are trained on, as in chat data,
+a second column `loss_mask` of the same shape says which.
 
 Shapes: N documents and T ids of a shard.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Annotated, Any, BinaryIO
 import numpy as np
 import pyarrow
 from pydantic import Field, StringConstraints, TypeAdapter
-from typing_extensions import TypedDict
+from typing_extensions import NotRequired, TypedDict  # noqa: UP035 (pydantic needs this one before Python 3.12)
 
 from marin_build.artifact.bodies import Count, check
 from marin_build.artifact.strict_json import parse_object
@@ -33,6 +34,11 @@ MAX_TOKENS = (1 << 31) - 1
 """Offsets are 32-bit: the form that `datasets` reads without copying."""
 UINT16_IDS = 1 << 16
 ID_TYPES = (pyarrow.uint16(), pyarrow.int32())
+LOSS_MASK = "loss_mask"
+MASK_TYPES = (pyarrow.uint8(),)
+
+Lists = tuple[np.ndarray, np.ndarray]
+"""Flat values [T] of N lists, and their offsets [N + 1]."""
 
 
 def id_type(vocabulary_size: int) -> np.dtype:
@@ -40,26 +46,32 @@ def id_type(vocabulary_size: int) -> np.dtype:
     return np.dtype(np.uint16 if vocabulary_size <= UINT16_IDS else np.int32)
 
 
-def write_shard(path: str | Path, ids: np.ndarray, lengths: np.ndarray) -> None:
+def write_shard(path: str | Path, ids: np.ndarray, lengths: np.ndarray, loss_mask: np.ndarray | None = None) -> None:
     """Write ids [T] (uint16 or int32) of N documents with these lengths [N] as a shard; equal input, equal bytes.
 
+    Args:
+        loss_mask: [T] uint8, 1 where a token is trained on; None: the shard has no such column, and all are.
+
     Raises:
-        ValueError: the lengths do not add up, or the ids have another type.
+        ValueError: the lengths do not add up, or the ids or the mask have another type or shape.
         RequestError: more ids than a shard can hold.
     """
     with open(path, "wb") as file:
-        write_stream(file, ids, lengths)
+        write_stream(file, ids, lengths, loss_mask)
 
 
-def write_stream(file: BinaryIO, ids: np.ndarray, lengths: np.ndarray) -> None:
+def write_stream(file: BinaryIO, ids: np.ndarray, lengths: np.ndarray, loss_mask: np.ndarray | None = None) -> None:
     """`write_shard` into an open file."""
     if ids.dtype not in (np.uint16, np.int32) or ids.shape != (int(lengths.sum()),):
         raise ValueError(f"ids {ids.dtype} {ids.shape} do not fit lengths that add up to {int(lengths.sum())}")
+    if loss_mask is not None and (loss_mask.dtype != np.uint8 or loss_mask.shape != ids.shape):
+        raise ValueError(f"loss mask {loss_mask.dtype} {loss_mask.shape} does not fit ids {ids.shape}")
     if len(ids) > MAX_TOKENS:
         raise RequestError(f"a shard would hold {len(ids):,} ids; at most {MAX_TOKENS:,} fit: lower shard_bytes")
     offsets = offsets_of(lengths).astype(np.int32)
-    column = pyarrow.ListArray.from_arrays(pyarrow.array(offsets), pyarrow.array(ids))
-    batch = pyarrow.record_batch([column], names=["input_ids"])
+    columns = {"input_ids": ids} if loss_mask is None else {"input_ids": ids, LOSS_MASK: loss_mask}
+    lists = [pyarrow.ListArray.from_arrays(pyarrow.array(offsets), pyarrow.array(flat)) for flat in columns.values()]
+    batch = pyarrow.record_batch(lists, names=list(columns))
     with pyarrow.ipc.new_stream(file, batch.schema) as stream:
         stream.write_batch(batch)
 
@@ -82,16 +94,19 @@ class Shard:
         """[N + 1] int32: document n is ids[offsets[n]:offsets[n + 1]]."""
         return self._arrays[1]
 
+    @property
+    def loss_mask(self) -> np.ndarray | None:
+        """[T] uint8: not 0 where the token is trained on; None: the shard does not say, and all are."""
+        return self._arrays[2]
+
     @cached_property
-    def _arrays(self) -> tuple[np.ndarray, np.ndarray]:
+    def _arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         try:
             with pyarrow.memory_map(str(self.path)) as file:  # the mapping outlives the file, the descriptor does not
                 batch = pyarrow.ipc.open_stream(file).read_next_batch()
             batch.validate()  # that the buffers are as long as they have to be, without a look at what is in them
-            column = batch.column("input_ids")
-            if not pyarrow.types.is_list(column.type) or column.type.value_type not in ID_TYPES or column.null_count:
-                raise DamageError(f"shard {self.path} holds {shortened(str(column.type), 80)} and not lists of ids")
-            ids, offsets = column.values.to_numpy(), column.offsets.to_numpy()
+            ids, offsets = self._column(batch, "input_ids", ID_TYPES)
+            mask = self._mask(batch, offsets) if LOSS_MASK in batch.schema.names else None
         except (OSError, pyarrow.ArrowException, KeyError, StopIteration) as error:
             raise DamageError(f"shard {self.path} cannot be read: {shortened(str(error), 300)}") from error
         if (len(ids), len(offsets) - 1) != (self.tokens, self.documents):
@@ -101,7 +116,22 @@ class Shard:
             )
         if offsets[0] != 0 or offsets[-1] != len(ids):
             raise DamageError(f"shard {self.path}: its documents do not begin at 0 and end at its {len(ids):,} ids")
-        return ids, offsets
+        if mask is not None and len(mask) != len(ids):
+            raise DamageError(f"shard {self.path} holds {len(ids):,} ids, and a loss mask for {len(mask):,}")
+        return ids, offsets, mask
+
+    def _column(self, batch: pyarrow.RecordBatch, name: str, types: Sequence[pyarrow.DataType]) -> Lists:
+        """The flat values of a column of lists, and its offsets."""
+        column = batch.column(name)
+        if not pyarrow.types.is_list(column.type) or column.type.value_type not in types or column.null_count:
+            raise DamageError(f"shard {self.path} holds {shortened(str(column.type), 80)} and not lists of {name}")
+        return column.values.to_numpy(), column.offsets.to_numpy()
+
+    def _mask(self, batch: pyarrow.RecordBatch, offsets: np.ndarray) -> np.ndarray:
+        mask, mask_offsets = self._column(batch, LOSS_MASK, MASK_TYPES)
+        if not np.array_equal(offsets, mask_offsets):
+            raise DamageError(f"shard {self.path}: its documents and its loss mask begin at different places")
+        return mask
 
 
 @dataclass(frozen=True)
@@ -136,6 +166,11 @@ class TokenizedSet:
         return self.ledger["totals"]["documents"]
 
     @property
+    def has_loss_mask(self) -> bool:
+        """Whether only some of its tokens are trained on."""
+        return any(shard.loss_mask is not None for shard in self.shards)
+
+    @property
     def vocab_size(self) -> int:
         """Ids of the tokenizer: every id is below."""
         return self.ledger["tokenizer"]["vocabulary_size"]
@@ -154,6 +189,7 @@ class _Shard(TypedDict):
 class _Totals(TypedDict):
     documents: Count
     tokens: Count
+    trained_tokens: NotRequired[Count]
 
 
 class _Tokenizer(TypedDict):

@@ -27,12 +27,17 @@ SET, WINDOW, SHARD, START, FIRST, END = range(6)
 
 
 class Shard(Protocol):
-    """Whole documents: flat `ids` [tokens], and `offsets` [documents + 1] where each begins and the last ends."""
+    """Whole documents: flat `ids` [tokens], and `offsets` [documents + 1] where each begins and the last ends.
+
+    `loss_mask` [tokens] is 0 where a token is not trained on; None: all are.
+    """
 
     @property
     def ids(self) -> npt.NDArray[np.integer]: ...
     @property
     def offsets(self) -> npt.NDArray[np.integer]: ...
+    @property
+    def loss_mask(self) -> npt.NDArray[np.uint8] | None: ...
 
 
 class TokenSet(Protocol):
@@ -80,6 +85,10 @@ class WindowReader:
         shards = [shard for token_set in sets for shard in token_set.shards]
         self._ids = [np.asarray(shard.ids) for shard in shards]
         self._offsets = [np.asarray(shard.offsets) for shard in shards]
+        self._masks = [shard.loss_mask for shard in shards]
+        self._has_mask = np.array([mask is not None for mask in self._masks], bool)
+        self.is_masked = bool(self._has_mask.any())
+        """Whether a set has a loss mask."""
         self._lengths = np.array([len(ids) for ids in self._ids], dtype=np.int64)
         self._tokens_before = np.cumsum(self._lengths) - self._lengths
         edges = np.cumsum([0, *(len(token_set.shards) for token_set in sets)]).tolist()
@@ -109,6 +118,18 @@ class WindowReader:
             rows[row] = self._joined(self._pieces(places.table[:, row]))
         tokens = np.concatenate([np.empty(0, np.int32), *rows], dtype=np.int32).reshape(-1, width)
         return tokens, self._segment_ids(places) if self._with_segments else None
+
+    def read_mask(self, places: Places) -> Booleans | None:
+        """Which targets [N, T], the tokens of a row after its first, are trained on; None: no set has a loss mask."""
+        if not self.is_masked:
+            return None
+        mask = np.ones((places.table.shape[1], self._width), bool)
+        for row in np.flatnonzero(self._has_mask[places.table[SHARD]]).tolist():
+            for piece in self._pieces(places.table[:, row]):
+                column = slice(piece.position, piece.position + piece.length)
+                if (masked := self._masks[piece.shard]) is not None:
+                    mask[row, column] = masked[piece.start : piece.start + piece.length]
+        return mask[:, 1:]
 
     def _is_whole(self, table: Integers) -> Booleans:
         """Whether each row [N] lies in one shard."""

@@ -54,6 +54,8 @@ def open_inputs(context: BuildContext, recipe: CheckpointRecipe, validation_batc
         name: _open(context, recipe, f"measure.validation.sets.{name}", target) for name, target in sets.items()
     }
     parents(validation)
+    _check_masks(recipe, {f"data.train.{name}": token_set for name, token_set in training.items()})
+    _check_masks(recipe, {f"measure.validation.sets.{name}": token_set for name, token_set in validation.items()})
     if recipe.measure.baselines and not validation:
         raise RequestError("measure.baselines needs validation sets to be scored on, and measure.validation has none")
     loader = _training_loader(recipe, training)
@@ -104,6 +106,23 @@ def _check_tokenizer(recipe: CheckpointRecipe, tokenizer: Dependency, field: str
             f"  data.tokenizer: {recipe.data.tokenizer} of digest {tokenizer.record['digest']}\n"
             f"  name token sets of this tokenizer, or make this one again: snakemake -f {token_set.target}"
         )
+
+
+def _check_masks(recipe: CheckpointRecipe, sets: Mapping[str, TokenizedSet]) -> None:
+    """Sets of which only some tokens are trained on are conversations, and one must not see another."""
+    for field, token_set in sets.items():
+        if not token_set.has_loss_mask:
+            continue
+        if recipe.data.attention_across_documents:
+            raise RequestError(
+                f"{field} is chat data, and data.attention_across_documents is true: "
+                "each conversation would see those before it\n  write attention_across_documents: false"
+            )
+        if recipe.measure.baselines:
+            raise RequestError(
+                f"measure.baselines: {', '.join(recipe.measure.baselines)} scores whole documents, and {field} is chat "
+                "data, of which only some tokens count\n  write baselines: []"
+            )
 
 
 def _training_loader(recipe: CheckpointRecipe, training: Mapping[str, TokenizedSet]) -> TrainingLoader:

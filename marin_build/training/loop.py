@@ -195,7 +195,7 @@ def compile_steps(
     validation = make_validation_step(graph)
     if first == recipe.steps:
         return Steps(training, validation)
-    lowered = training.lower(placed, _batch_shapes(run, recipe.global_batch_size, masked=False))
+    lowered = training.lower(placed, _batch_shapes(run, recipe.global_batch_size, masked=run.inputs.loader.is_masked))
     compiled = _unless_stopped(run, first, lowered.compile)
     if run.inputs.validation:
         shapes = _batch_shapes(run, run.validation_batch_size, masked=True)

@@ -101,9 +101,9 @@ def _gradients(
 
 
 def _count(batch: DeviceBatch) -> jax.Array | int:
-    """Unmasked targets of the whole batch."""
+    """Unmasked targets of the whole batch; 1 where there are none, so that their mean loss is 0 and not 0 / 0."""
     rows, width = batch["tokens"].shape
-    return rows * (width - 1) if "mask" not in batch else batch["mask"].sum()
+    return rows * (width - 1) if "mask" not in batch else jnp.maximum(batch["mask"].sum(), 1)
 
 
 def _split(batch: DeviceBatch, parts: int) -> DeviceBatch:

@@ -68,11 +68,13 @@ class Watch:
     def _dump(self, update: int) -> Path:
         """Write the batch of an update and where each row comes from, and return the path.
 
-        A numpy .npz: `tokens`, `segment_ids` where there are any, and for each row its `set` and the `window` of it.
+        A numpy .npz: `tokens`, `segment_ids` and `mask` where there are any, and for each row its `set` and the
+        `window` of it.
         """
         batch, path = self._loader.batch(update), self._logs / f"batch-{update}.npz"
         sets, windows = zip(*self._loader.sources(update), strict=True)
-        arrays = {"tokens": batch.tokens, "segment_ids": batch.segment_ids, "set": sets, "window": windows}
+        arrays = {"tokens": batch.tokens, "segment_ids": batch.segment_ids, "mask": batch.mask}
+        arrays |= {"set": sets, "window": windows}
         with explained(path):
             self._logs.mkdir(parents=True, exist_ok=True)
             np.savez(path, **{name: array for name, array in arrays.items() if array is not None})

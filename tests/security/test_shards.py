@@ -78,6 +78,26 @@ def test_a_shard_of_other_columns_is_damaged(tmp_path: Path, column: pyarrow.Arr
         _ = Shard(tmp_path / "x.arrow", 3, 1).ids
 
 
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        (pyarrow.array([[1, 0], [1]], pyarrow.list_(pyarrow.uint8())), "begin at different places"),
+        (pyarrow.array([[1], [0, 1, 1]], pyarrow.list_(pyarrow.uint8())), "begin at different places"),
+        (pyarrow.array([[True], [False, True]]), "and not lists of loss_mask"),
+        (pyarrow.array([[1], None], pyarrow.list_(pyarrow.uint8())), "and not lists of loss_mask"),
+        (pyarrow.array(["a", "b"]), "and not lists of loss_mask"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_loss_mask_of_another_shape_is_damage(tmp_path: Path, column: pyarrow.Array, message: str):
+    ids = pyarrow.array([[1], [2, 3]], pyarrow.list_(pyarrow.uint16()))
+    batch = pyarrow.record_batch([ids, column], names=["input_ids", "loss_mask"])
+    with pyarrow.ipc.new_stream(str(tmp_path / "x.arrow"), batch.schema) as stream:
+        stream.write_batch(batch)
+    with pytest.raises(DamageError, match=message):
+        _ = Shard(tmp_path / "x.arrow", 3, 2).loss_mask
+
+
 def test_every_flipped_byte_and_every_cut_of_a_shard_is_harmless_or_damage(tmp_path: Path):
     path = tmp_path / "x.arrow"
     write_shard(path, np.arange(6, dtype=np.uint16), np.array([2, 4]))

@@ -8,6 +8,7 @@ import os
 import numpy as np
 import pyarrow
 import pytest
+import xxhash
 
 from marin_build.data.shards import Shard, TokenizedSet, id_type, write_shard
 from marin_build.errors import DamageError, RequestError
@@ -51,6 +52,27 @@ def test_wrong_types_and_lengths_are_our_own_mistakes(tmp_path):
         write_shard(tmp_path / "a", np.arange(3), np.array([3]))
     with pytest.raises(ValueError, match="do not fit"):
         write_shard(tmp_path / "a", np.arange(3, dtype=np.int32), np.array([2]))
+
+
+def test_a_loss_mask_is_a_second_column_and_text_has_none(tmp_path):
+    ids, lengths = some()
+    mask = (ids % 3 == 0).astype(np.uint8)
+    write_shard(tmp_path / "plain.arrow", ids, lengths)
+    write_shard(tmp_path / "chat.arrow", ids, lengths, mask)
+    shard = Shard(tmp_path / "chat.arrow", len(ids), len(lengths))
+    assert shard.ids.tolist() == ids.tolist()
+    assert shard.loss_mask is not None
+    assert (shard.loss_mask.dtype, shard.loss_mask.tolist()) == (np.uint8, mask.tolist())
+    assert Shard(tmp_path / "plain.arrow", len(ids), len(lengths)).loss_mask is None
+    with pytest.raises(ValueError, match=r"loss mask uint8 \(16,\) does not fit ids"):
+        write_shard(tmp_path / "a", ids, lengths, mask[1:])
+    with pytest.raises(ValueError, match="loss mask bool"):
+        write_shard(tmp_path / "a", ids, lengths, mask.astype(bool))
+
+
+def test_a_shard_of_text_has_the_bytes_that_it_always_had(tmp_path):
+    write_shard(tmp_path / "a.arrow", *some())
+    assert xxhash.xxh3_128_hexdigest((tmp_path / "a.arrow").read_bytes()) == "a8bcb790007bf24a9887e7d5c8b1f9d3"
 
 
 def test_ids_are_16_bits_wide_as_long_as_the_vocabulary_allows():

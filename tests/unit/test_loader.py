@@ -32,6 +32,7 @@ from marin_build.recipe.mixture_schedule import Schedule
 class Shard:
     ids: np.ndarray
     offsets: np.ndarray
+    loss_mask: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -378,7 +379,7 @@ import numpy as np
 from marin_build.data.loader import TrainingLoader
 from marin_build.recipe.mixture_schedule import Schedule
 ids, offsets = np.arange(10**6, dtype=np.int32), np.arange(0, 10**6 + 1, 1000, dtype=np.int32)
-data = types.SimpleNamespace(shards=[types.SimpleNamespace(ids=ids, offsets=offsets)])
+data = types.SimpleNamespace(shards=[types.SimpleNamespace(ids=ids, offsets=offsets, loss_mask=None)])
 schedule = Schedule.make([(0, {"a": 1.0})], block=64, global_batch_size=256, seed=0)
 loader = TrainingLoader({"a": data}, schedule, sequence_length=2048, segments=True)
 for step in range(10):
@@ -492,6 +493,67 @@ def test_through_all_stages_every_epoch_covers_each_window_once(keywords: dict[s
     assert {name: len(windows) for name, windows in drawn.items() if windows} == {
         name: count for name, count in loader.sequences_seen(steps).items() if count
     }
+
+
+# ---- loss masks ------------------------------------------------------------------------------------------------------
+
+
+def masked(tokens: Tokens, seed: int = 0) -> Tokens:
+    """The same documents, of whose tokens about a third is trained on."""
+    dice = np.random.default_rng(seed)
+    masks = [(dice.random(len(shard.ids)) < 0.3).astype(np.uint8) for shard in tokens.shards]
+    return Tokens([Shard(s.ids, s.offsets, mask) for s, mask in zip(tokens.shards, masks, strict=True)])
+
+
+@settings(max_examples=50)
+@given(lengths=LENGTHS, sequence_length=st.integers(1, 12))
+def test_a_target_counts_if_its_token_is_trained_on_across_any_shards(
+    lengths: list[list[int]], sequence_length: int
+) -> None:
+    data = masked(token_set(lengths))
+    if len(data.flat) <= sequence_length:
+        return
+    loader = training({"a": data}, {"a": 1.0}, sequence_length=sequence_length, segments=True, global_batch_size=25)
+    trained = np.concatenate([shard.loss_mask for shard in data.shards])
+    for step in (0, 3):
+        batch = loader.batch(step)
+        assert batch.mask is not None
+        assert batch.mask.dtype == np.bool_
+        assert (batch.mask == trained[batch.tokens[:, 1:]].astype(bool)).all()  # token n of the set is n
+
+
+def test_all_targets_of_text_count_beside_conversations() -> None:
+    sets = three_sets() | {"b": masked(numbered(150, first=1000))}
+    loader = training(sets, WEIGHTS, segments=True)
+    names = [name for name, _ in loader.sources(0)]
+    mask = loader.batch(0).mask
+    assert mask is not None
+    assert {*names} == {"a", "b", "c"}
+    assert all(mask[row].all() == (name != "b") for row, name in enumerate(names))
+    assert (loader.batch(0, slice(2, 5)).mask == mask[2:5]).all()
+
+
+def test_a_loss_mask_moves_no_token_and_text_alone_gets_none() -> None:
+    plain, sets = training(three_sets(), WEIGHTS), three_sets()
+    beside = training({**sets, "b": masked(sets["b"])}, WEIGHTS)
+    assert plain.batch(1).mask is None
+    assert not plain.is_masked
+    assert beside.is_masked
+    assert (beside.batch(1).tokens == plain.batch(1).tokens).all()
+    assert beside.plan_digest == plain.plan_digest
+    unused = training({**sets, "b": masked(sets["b"])}, {"a": 1.0, "b": 0.0, "c": 1.0})
+    assert unused.batch(0).mask is None
+
+
+@pytest.mark.parametrize("tokens", [41, 45, 46])
+def test_validation_counts_every_trained_token_once_and_no_padding(tokens: int) -> None:
+    data = masked(numbered(tokens))
+    trained = np.concatenate([shard.loss_mask for shard in data.shards])
+    seen = [
+        batch.tokens[:, 1:][batch.mask]
+        for batch in ValidationLoader(data, sequence_length=5, batch_size=4, segments=True)
+    ]
+    assert np.concatenate(seen).tolist() == (np.flatnonzero(trained[1:]) + 1).tolist()
 
 
 # ---- the digest of the plan ------------------------------------------------------------------------------------------

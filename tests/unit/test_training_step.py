@@ -105,6 +105,41 @@ def test_the_loss_before_the_first_update_is_the_mean_cross_entropy():
     np.testing.assert_allclose(measured[0, 1], 1e-4 * jnp.mean(logsumexp**2), rtol=1e-3)
 
 
+def uneven():
+    """A batch whose micro-batches have very different numbers of trained tokens, one of them none."""
+    made = batch(masked=True)
+    mask = np.zeros(made["mask"].shape, bool)
+    mask[0, :15], mask[1, 3], mask[2, 5:8], mask[4, 0] = True, True, True, True  # rows 3 and 7 are micro-batch 3 of 4
+    return made | {"mask": jnp.asarray(mask)}
+
+
+@pytest.mark.parametrize("micro_batches", [1, 4])
+def test_the_loss_is_the_mean_over_the_trained_tokens_of_the_whole_batch(micro_batches):
+    graph, state = start()
+    given = uneven()
+
+    def independent(parameters):
+        model = nnx.merge(graph, parameters)
+        logits = model(given["tokens"][:, :-1]) @ model.output_embedding()
+        picked, targets = logits[given["mask"]], given["tokens"][:, 1:][given["mask"]]
+        nats = optax.softmax_cross_entropy_with_integer_labels(picked, targets)
+        return nats.mean() + 1e-4 * jnp.mean(jax.nn.logsumexp(picked, axis=-1) ** 2), nats.mean()
+
+    (_, nats), gradients = jax.value_and_grad(independent, has_aux=True)(state.parameters)
+    _, measured = compiled(micro_batches)(state, given)
+    # float32, sums over 20 tokens in another order.
+    np.testing.assert_allclose(measured.loss, nats, rtol=1e-5)
+    np.testing.assert_allclose(measured.grad_norm, optax.tree.norm(gradients), rtol=1e-4)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 4])
+def test_a_batch_without_trained_tokens_gives_no_gradient_and_no_nan(micro_batches):
+    state = start()[1]
+    state, measured = compiled(micro_batches)(state, batch() | {"mask": jnp.zeros((8, 16), bool)})
+    assert [float(number) for number in measured[:3]] == [0, 0, 0]
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.parameters))
+
+
 def test_the_loss_falls_on_a_batch_seen_again():
     _, measured = run(steps=6)
     assert measured[5, 0] < measured[0, 0] - 0.3
