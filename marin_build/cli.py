@@ -107,6 +107,16 @@ def mixture(options: argparse.Namespace) -> int:
     return RequestError.exit_code if report.problems else 0
 
 
+def peek(options: argparse.Namespace) -> int:
+    from marin_build.peek import peek as peek_into
+
+    place = Workplace(options)
+    is_training = place.target(options.target).kind == "checkpoints"
+    found = place.existing if is_training else place.finished_or_existing
+    body = peek_into(options, place, found(options.target))
+    return 0 if body is None else print_json(body)
+
+
 def describe(status: Status) -> dict[str, Any]:
     return {
         "target": str(status.target),
@@ -247,10 +257,18 @@ class _Parser(argparse.ArgumentParser):
 
 
 def count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: needs a whole number, 1 or more")
-    return number
+    return _at_least(1, text)
+
+
+def number(text: str) -> int:
+    return _at_least(0, text)
+
+
+def _at_least(least: int, text: str) -> int:
+    value = int(text)
+    if value < least:
+        raise argparse.ArgumentTypeError(f"{text!r}: needs a whole number, {least} or more")
+    return value
 
 
 def parser() -> argparse.ArgumentParser:
@@ -287,6 +305,16 @@ def parser() -> argparse.ArgumentParser:
     verb(
         mixture, "show what a training draws from each set, stage by stage; exit 0 only if it is possible", looking
     ).add_argument("target")
+    added = verb(peek, "look into an artifact: documents with their special ids, rows of raw text, of a batch", looking)
+    added.add_argument("target")
+    added.add_argument("--rows", type=count, default=3, help="documents or rows to show (default: 3)")
+    added.add_argument("--from", dest="first", type=number, metavar="N", help="the first of them, counted from 0")
+    added.add_argument("--shard", help="of a token set: begin with this shard, by number or file")
+    added.add_argument("--step", type=number, help="of a training: the step whose batch is shown (default: 0)")
+    added.add_argument("--file", help="of raw text: the file, or a glob (default: the first with text)")
+    added.add_argument("--ids", action="store_true", help="show the ids too")
+    added.add_argument("--tokens", action="store_true", help="show where tokens begin")
+    added.add_argument("--full", action="store_true", help="show long documents whole")
     added = verb(verify, "compare artifacts with their records; exit 0 only if all is well", looking)
     added.add_argument("targets", nargs="+", metavar="TARGET")
     depth = added.add_mutually_exclusive_group()

@@ -16,11 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 import xxhash
 
-from marin_build.data.mixture import Component, Mixture
+from marin_build.data.mixture import Mixture
 from marin_build.data.shuffle import Integers
 from marin_build.data.windows import NO_PLACES, Booleans, Places, Tokens, TokenSet, WindowReader, token_count
 from marin_build.errors import RequestError
-from marin_build.recipe.mixture_needs import too_short
 from marin_build.recipe.mixture_schedule import Schedule
 
 ORDER_VERSION = 1
@@ -57,18 +56,7 @@ class TrainingLoader:
         names = schedule.names
         self._tokens = {name: token_count(sets[name]) for name in names}
         self._schedule, self._sequence_length = schedule, sequence_length
-        self.mixture = Mixture(
-            tuple(
-                Component(
-                    name,
-                    tuple(stage.counts.get(name, 0) for stage in schedule.stages),
-                    _windows_in(name, self._tokens[name], sequence_length),
-                )
-                for name in names
-            ),
-            schedule.seed,
-            tuple(stage.first_block for stage in schedule.stages),
-        )
+        self.mixture = Mixture.make(schedule, self._tokens, sequence_length)
         self._reader = WindowReader([sets[name] for name in names], sequence_length, segments=segments)
         _keep_freed_memory(schedule.global_batch_size, sequence_length)
         self._steps_ahead = max(1, max(PLANNED_SEQUENCES, schedule.block) // schedule.global_batch_size)
@@ -205,10 +193,3 @@ def _row_numbers(batch_size: int, rows: slice | None) -> Integers:
     if rows is not None and (rows.step or 1) < 0:
         raise ValueError(f"rows {rows} are not in rising order")
     return np.arange(batch_size)[slice(None) if rows is None else rows]
-
-
-def _windows_in(name: str, tokens: int, sequence_length: int) -> int:
-    windows = (tokens - 1) // sequence_length
-    if windows < 1:
-        raise RequestError(too_short(name, tokens, sequence_length))
-    return windows

@@ -12,14 +12,16 @@ Shapes: N sequences, K sequences a block, C components.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
 from marin_build.data.shuffle import Integers, random_words, shuffled
-from marin_build.recipe.mixture_schedule import derive_key
+from marin_build.errors import RequestError
+from marin_build.recipe.mixture_needs import too_short
+from marin_build.recipe.mixture_schedule import Schedule, derive_key
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,23 @@ class Mixture:
     seed: int
     first_blocks: tuple[int, ...] = (0,)
     """The block with which each stage begins, rising from 0."""
+
+    @classmethod
+    def make(cls, schedule: Schedule, tokens: Mapping[str, int], sequence_length: int) -> Mixture:
+        """The mixture of a schedule over sets of these sizes; those that no stage draws from are not looked at.
+
+        Raises:
+            RequestError: a sequence length that does not fit the data.
+        """
+        components = [
+            Component(
+                name,
+                tuple(stage.counts.get(name, 0) for stage in schedule.stages),
+                _windows_in(name, tokens[name], sequence_length),
+            )
+            for name in schedule.names
+        ]
+        return cls(tuple(components), schedule.seed, tuple(stage.first_block for stage in schedule.stages))
 
     @property
     def block(self) -> int:
@@ -96,3 +115,10 @@ class Mixture:
         numbers = first_block * self.block + np.arange(blocks * self.block)
         words = random_words(derive_key("mixture", self.seed), numbers)
         return slots[np.argsort(words.reshape(blocks, self.block), axis=1)].reshape(-1)
+
+
+def _windows_in(name: str, tokens: int, sequence_length: int) -> int:
+    windows = (tokens - 1) // sequence_length
+    if windows < 1:
+        raise RequestError(too_short(name, tokens, sequence_length))
+    return windows

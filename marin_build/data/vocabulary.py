@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count, islice, pairwise
@@ -64,6 +64,33 @@ class LoadedTokenizer:
     @cached_property
     def _library(self) -> tokenizers.Tokenizer:
         return tokenizers.Tokenizer.from_file(str(self.folder / TOKENIZER))
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What the ids of a tokenizer stand for, without what it takes to encode."""
+
+    texts: Mapping[int, bytes]
+    """The bytes of text of each ordinary id."""
+    specials: Mapping[int, str]
+    """The names of the special ids."""
+    digest: str
+    """xxh3_128 of the tokenizer.json."""
+
+
+def read_tokens(path: Path) -> Tokens:
+    """The tokens of a tokenizer.json.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is none.
+        RequestError: the bytes of its tokens cannot be told.
+    """
+    data = read_small(path)
+    specification = _specification(data)
+    specials = {added["id"]: added["content"] for added in specification["added_tokens"] if added["special"]}
+    texts = {number: text for number, text in enumerate(token_bytes(specification)) if number not in specials}
+    return Tokens(texts, specials, hash_bytes(data))
 
 
 def load_tokenizer(folder: str | Path, fast: bool = False) -> LoadedTokenizer:
