@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -40,7 +41,15 @@ def console() -> Console:
 
 def shown(foreign: object) -> str:
     """Text of others as markup that shows it, on one line, and does nothing else."""
-    return escape(one_line(foreign))
+    text = one_line(foreign)
+    body = text.rstrip("\\")
+    last = len(text) - len(body)
+    return escape(_BACKSLASHES.sub(r"\1\\[", body)) + ("\\" * 2 * last + "[default][/default]" if last else "")
+
+
+_BACKSLASHES = re.compile(r"(\\+)(?!\[[a-z#/@][^[]*?])\[")
+"""Backslashes before a bracket that opens no tag: `rich` takes one of them away, which its `escape` does not know; nor
+does it know of several at the end, of which a tag that follows takes half."""
 
 
 def show_states(statuses: Sequence[Status]) -> None:

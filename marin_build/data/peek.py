@@ -162,8 +162,7 @@ def bring(store: Store, record: Record, name: str) -> Path:
 
 
 def _trained(shard: Shard, start: int, end: int) -> np.ndarray | None:
-    mask = getattr(shard, "loss_mask", None)
-    return None if mask is None else mask[start:end] != 0
+    return None if shard.loss_mask is None else shard.loss_mask[start:end] != 0
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from artifact_world import RAW, TOKENIZER, Parts, World
 from forgery import ATTEMPT_BODY, RAW_BODY, entry, signed
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 from rich.text import Text
@@ -43,7 +43,11 @@ def test_visible_text_holds_nothing_but_visible_characters_and_keeps_these(text:
     assert visible(shown) == shown
 
 
-@given(st.text())
+@example("\\[")
+@example("\\\\")
+@example("\\\\[a")
+@example("\\[b]")
+@given(st.one_of(st.text(), st.text("\\[]/ab #")))
 def test_foreign_text_stays_within_its_line_and_means_nothing_to_rich(text: str):
     marked = looks.shown(text)
     assert "\n" not in marked

@@ -189,7 +189,7 @@ def test_what_is_not_there_is_named_with_what_is(place, capsys, arguments, said)
 def test_what_is_trained_on_is_marked_where_a_set_says_so(place, capsys, monkeypatch):
     mask = np.zeros(1000, np.uint8)
     mask[8:15] = 1  # " note." and <|end|>
-    monkeypatch.setattr(Shard, "loss_mask", property(lambda self: mask[: self.tokens]), raising=False)
+    monkeypatch.setattr(Shard, "loss_mask", property(lambda self: mask[: self.tokens]))
     text = shown(capsys, NOTES, "--rows", "1")
     assert "⟦<|bos|>⟧A first⟪ note.⟦<|end|>⟧⟫" in text
     assert "⟪trained on⟫" in text
@@ -200,7 +200,7 @@ def test_what_is_trained_on_is_marked_where_a_set_says_so(place, capsys, monkeyp
 def test_a_set_that_is_not_finished_or_whose_tokenizer_is_gone_says_so(place, capsys, monkeypatch):
     monkeypatch.setenv("MARIN_PREFIX", "elsewhere")
     assert f"{NOTES} is not finished, so there is nothing to look into\n  snakemake {NOTES}" in refused(capsys, NOTES)
-    monkeypatch.delenv("MARIN_PREFIX")
+    monkeypatch.delenv("MARIN_PREFIX", raising=False)
     monkeypatch.setattr(
         peek, "read_record", lambda store, target: read_record(store, target) if target.kind != "tokenizers" else None
     )
@@ -315,6 +315,7 @@ FIELDS = [{"text": "one", "meta": '{"n": 1}'}, {"text": "two"}, {"": "no json"}]
         ("a.jsonl.gz", gzip.compress(LINES)),
         ("a.json.zst", zstandard.compress(LINES)),
     ],
+    ids=["plain", "gzip", "zstd"],
 )
 def test_json_lines_are_read_compressed_too(empty, capsys, name, data):
     assert [row["fields"] for row in excerpts(capsys, empty, name, data)] == FIELDS
