@@ -1,7 +1,8 @@
 """Pinning a source: the digest of its files, or the commit of its repository, written into the recipe.
 
 A build reads pinned bytes only. Files are hashed here and again by each build; a commit names its content, so it is
-only looked up. Nothing but the one value changes in the recipe.
+only looked up, and with it, where the recipe names a split of a data set, the files of that. Nothing but these values
+changes in the recipe.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from marin_build.errors import MarinError, RequestError
 from marin_build.recipe.derived import refuse_derived
 from marin_build.recipe.document import Path, dotted
-from marin_build.recipe.edit import replace_value
+from marin_build.recipe.edit import replace_value, spell_out
 from marin_build.recipe.fields import UNRESOLVED
 from marin_build.recipe.load import RecipeBook
 from marin_build.recipe.schema import AdoptedTokenizer, RawRecipe, Recipe, TokenizedRecipe, TokenizerRecipe
@@ -42,11 +43,50 @@ def pin(book: RecipeBook, target: Target, revision: str | None = None) -> str:
     if isinstance(source, EmbeddedSource | FilesSource):
         path, old, new = (*path, "digest"), source.digest, _digest(book, target, source, revision)
     else:
+        if isinstance(source, HuggingFaceSource) and UNRESOLVED in source.files:
+            return _pin_split(book, target, path, source, revision)
         path, old, new = (*path, "revision"), source.revision, _commit(book, target, source, revision)
     if new == old:
         return f"{book.shown(target)}: {dotted(path)} is {old} already"
     replace_value(book, target, path, new)
     return f"{book.shown(target)}: {dotted(path)}: {old} → {new}"
+
+
+def _pin_split(book: RecipeBook, target: Target, path: Path, source: HuggingFaceSource, revision: str | None) -> str:
+    """Write the commit, unless it is there, and the files that the data set says its split has at that commit."""
+    is_pinned = revision is None and source.revision != UNRESOLVED
+    commit = source.revision if is_pinned else _commit(book, target, source, revision)
+    files = _files_of_split(source, commit)
+    if commit != source.revision:
+        replace_value(book, target, (*path, "revision"), commit)
+    spell_out(book, target, (*path, "files", source.files.index(UNRESOLVED)), files)
+    return (
+        f"{book.shown(target)}: {dotted((*path, 'revision'))}: {source.revision} → {commit}, "
+        f"{dotted((*path, 'files'))}: the {len(files):,} files of split {source.split}"
+    )
+
+
+def _files_of_split(source: HuggingFaceSource, commit: str) -> list[str]:
+    import datasets
+
+    front = f"hf://datasets/{source.id}@"
+    try:
+        builder = datasets.load_dataset_builder(source.id, source.config, revision=commit)
+        splits = builder.config.data_files or {}
+    except (OSError, ValueError, RuntimeError) as error:  # what it raises for no access, no such config, no script
+        reason = str(error).strip().partition("\n")[0]
+        raise MarinError(
+            f"the files of {source.id} at {commit} cannot be looked up through datasets: {reason}\n"
+            "  name them yourself: files: [paths or globs within the repository]"
+        ) from error
+    if source.split not in splits:
+        raise RequestError(
+            f"{source.id} at {commit} has no split {source.split!r}; it has: {', '.join(map(str, splits)) or 'none'}"
+        )
+    places = [str(place) for place in splits[source.split]]
+    if elsewhere := [place for place in places if not place.startswith(front)]:
+        raise RequestError(f"split {source.split!r} of {source.id} has files elsewhere, the first: {elsewhere[0]}")
+    return [place.removeprefix(front).partition("/")[2] for place in places]
 
 
 def _sources(recipe: Recipe) -> Iterator[tuple[Path, Pinned]]:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from marin_build.artifact.context import BuildContext
 from marin_build.data.globs import Glob
+from marin_build.data.hub import Repository, asking
 from marin_build.data.places import Place
 from marin_build.data.sources import source_files
-from marin_build.errors import MarinError, RequestError
+from marin_build.errors import RequestError
 from marin_build.recipe.sources import FilesSource, HuggingFaceSource
 
 
@@ -47,7 +48,9 @@ def _hub_files(context: BuildContext, source: HuggingFaceSource) -> list[tuple[s
     for pattern in source.files:
         matched = list(filter(Glob(pattern).matches, names))
         if not matched:
-            raise RequestError(f"{context.target}: {_place(source)} has no file that matches {pattern!r}")
+            raise RequestError(
+                f"{context.target}: {source.id} at {source.revision} has no file that matches {pattern!r}"
+            )
         chosen |= {name: folder / name for name in matched}
     return list(chosen.items())
 
@@ -55,34 +58,11 @@ def _hub_files(context: BuildContext, source: HuggingFaceSource) -> list[tuple[s
 def _snapshot(context: BuildContext, source: HuggingFaceSource) -> Path:
     """Folder of the hub client's cache that holds at least the files asked for."""
     import huggingface_hub
-    from huggingface_hub import errors
 
-    place = _place(source)
+    place = Repository(source.id, "model", source.revision)
     context.logger.info(f"fetching {', '.join(source.files)} of {place}")
     # The hub's patterns have no "any number of folders"; what they give too much is left out by the caller.
     patterns = [*source.files, *(pattern.replace("**/", "") for pattern in source.files)]
-    try:
+    with asking(place, str(place), f"{context.target}: "):
         folder = huggingface_hub.snapshot_download(source.id, revision=source.revision, allow_patterns=patterns)
-    except errors.GatedRepoError:
-        raise RequestError(
-            f"{context.target}: {place} is gated and this account has no access to it\n"
-            f"  accept its terms on the page of {source.id}, then set HF_TOKEN, or run: hf auth login"
-        ) from None
-    except errors.RevisionNotFoundError:
-        raise RequestError(f"{context.target}: {source.id} has no commit {source.revision}") from None
-    except errors.RepositoryNotFoundError:
-        raise RequestError(
-            f"{context.target}: there is no repository {source.id} on the hub, or this account may not see it\n"
-            "  if it is private, set HF_TOKEN, or run: hf auth login"
-        ) from None
-    except errors.HfHubHTTPError.__bases__ as error:  # OSError, and the base of whichever HTTP library the hub uses
-        reason = str(error).strip().partition("\n")[0]
-        raise MarinError(
-            f"{context.target}: {place} is not in the local cache and the hub cannot be reached: {reason}\n"
-            "  without a network: copy the files here and name them in a source of type files"
-        ) from error
     return Path(folder)
-
-
-def _place(source: HuggingFaceSource) -> str:
-    return f"{source.id} at {source.revision}"

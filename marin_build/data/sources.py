@@ -20,7 +20,9 @@ from marin_build.artifact.bodies import NO_FILE_NAME, is_file_name
 from marin_build.artifact.context import BuildContext, Dependency
 from marin_build.artifact.digest import root_digest
 from marin_build.artifact.store import LOGS
+from marin_build.data.github import cache_of, fetched
 from marin_build.data.globs import WILDCARD, Glob
+from marin_build.data.hub import HubFile, Repository, chosen_files
 from marin_build.data.places import Place, hasher, is_url, open_place, size_of, stored_matches, unreadable
 from marin_build.data.progress import Progress
 from marin_build.errors import DamageError, MarinError, RequestError, Stopped
@@ -54,6 +56,11 @@ class SourceFile:
                 f"{self.artifact} is damaged: {self.name} is not what its record says: expected {self.digest}, "
                 f"seen {seen}\n  file: {self.path}\n  marin-build verify --full {self.artifact}"
             )
+        if isinstance(self.path, HubFile):
+            return MarinError(
+                f"{self.path} came as something else: expected {self.digest}, seen {seen}\n"
+                "  remove it from the cache of the hub's client (hf cache), then run the same command again"
+            )
         return RequestError(
             f"{self.path} changed while it was read: expected {self.digest}, seen {seen}\n"
             "  let whatever writes it finish, then run the same command again"
@@ -66,8 +73,9 @@ def source_files(
     """The files of a source, in the order of the recipe.
 
     Raises:
-        RequestError: no such file, other bytes than pinned, or a kind of source that is not built yet.
+        RequestError: no such file, repository or commit, no access, or other bytes than pinned.
         DamageError: a file of an artifact is missing or has another size.
+        MarinError: the hub or the store cannot be reached.
         Stopped: a signal came while files were hashed.
     """
     if isinstance(source, ArtifactSource):
@@ -76,10 +84,13 @@ def source_files(
         return pinned(context, embedded(source.corpus), source.digest)
     if isinstance(source, FilesSource):
         return pinned(context, find(source.paths), source.digest)
-    raise RequestError(
-        f"{context.target}: sources of type {source.type} are not supported for {context.target.kind} yet; "
-        "download the files and name them in a source of type files"
-    )
+    place = source.id if isinstance(source, HuggingFaceSource) else source.repository
+    context.logger.info(f"looking up {', '.join(source.files)} of {place} at {source.revision}")
+    if isinstance(source, HuggingFaceSource):
+        repository = Repository(source.id, "dataset", source.revision)
+        return [SourceFile(f.path, f, f.bytes, f.digest) for f in chosen_files(repository, source.files)]
+    files = fetched(source, cache_of(context.settings.object_cache))
+    return [SourceFile(file.name, file.path, size_of(file.path), file.digest) for file in files]
 
 
 # ---- finding ---------------------------------------------------------------------------------------------------------

@@ -56,13 +56,13 @@ def needs(recipe: Recipe) -> tuple[str, ...]:
 
 
 def unresolved(recipe: Recipe) -> list[str]:
-    """Field paths of digests and revisions that are still `unresolved`: such a recipe can be planned, not built."""
+    """Field paths of what is still `unresolved`, digests, revisions, files: such a recipe can be planned, not built."""
 
     def walk(value: Any, path: str) -> Iterator[str]:
         if isinstance(value, dict):
             for key, item in value.items():
                 here = f"{path}.{key}" if path else key
-                if key in ("digest", "revision") and item == UNRESOLVED:
+                if (key in ("digest", "revision") and item == UNRESOLVED) or (key == "files" and UNRESOLVED in item):
                     yield here
                 yield from walk(item, here)
         elif isinstance(value, list):

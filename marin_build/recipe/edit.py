@@ -5,6 +5,7 @@ Nothing is ever overwritten: a page that exists is an identity, and one value is
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from datetime import date
@@ -63,11 +64,29 @@ def replace_value(book: RecipeBook, target: Target, path: FieldPath, value: str)
     """
     text = book.read(target).decode("utf-8")
     start, end = _span(text, path)
-    changed = f"{text[:start]}{plain(value)}{text[end:]}"
-    document = parse_document(changed.encode(), book.shown(target))
-    assert document.at(path) == value, dotted(path)
+    _edit(book, target, f"{text[:start]}{plain(value)}{text[end:]}", path, value)
+
+
+def spell_out(book: RecipeBook, target: Target, path: FieldPath, values: list[str]) -> None:
+    """Replace the item at `path`, in a list, by several, each on a line, and nothing else in the file.
+
+    Raises:
+        RequestError: the recipe would not load any more, or the file cannot be written.
+    """
+    text = book.read(target).decode("utf-8")
+    start, end = _span(text, path)
+    before = text[text.rfind("\n", 0, start) + 1 : start]
+    is_block = not before.strip(" -")
+    between = f"\n{before}" if is_block else f",\n{' ' * (len(before) - len(before.lstrip(' ')) + 4)}"
+    written = between.join(json.dumps(value, ensure_ascii=False) for value in values)
+    _edit(book, target, f"{text[:start]}{written}{text[end:]}", path, values[0])
+
+
+def _edit(book: RecipeBook, target: Target, text: str, path: FieldPath, expected: str) -> None:
+    document = parse_document(text.encode(), book.shown(target))
+    assert document.at(path) == expected, dotted(path)
     validate(document, target.kind)
-    _replace(book.path(target).resolve(), changed, book.shown(target))
+    _replace(book.path(target).resolve(), text, book.shown(target))
 
 
 def _free(book: RecipeBook, target: Target, day: date) -> Target:

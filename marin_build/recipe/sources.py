@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Union
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, model_validator
 
 from marin_build.recipe.fields import (
+    UNRESOLVED,
     Digest,
     HubName,
     Model,
@@ -15,6 +16,7 @@ from marin_build.recipe.fields import (
     RepositoryName,
     Revision,
     Said,
+    added_later,
 )
 
 
@@ -44,6 +46,17 @@ class HuggingFaceSource(Model):
     id: HubName
     revision: Revision
     files: Annotated[list[RelativeGlob], Field(min_length=1)]
+    """Paths or globs within it. `[unresolved]`: `marin-build pin` writes the files of `config` and `split`."""
+    config: Annotated[str, StringConstraints(min_length=1, max_length=200)] | None = added_later(None)
+    """Which configuration of the data set `pin` looks at; null: its only or default one."""
+    split: Annotated[str, StringConstraints(min_length=1, max_length=200)] | None = added_later(None)
+    """Which split of it."""
+
+    @model_validator(mode="after")
+    def _resolvable(self) -> HuggingFaceSource:
+        if UNRESOLVED in self.files and self.split is None:
+            raise ValueError("unresolved files need a split, whose files `marin-build pin` then writes")
+        return self
 
 
 class GitHubSource(Model):

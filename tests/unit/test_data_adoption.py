@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import builders
 import pytest
 from builders import Workbench
+from fake_hub import COMMIT, FakeHub, environment_for
 
 from marin_build.data import adoption
 from marin_build.data.tokenizer import load_tokenizer
@@ -21,7 +16,6 @@ from marin_build.errors import RequestError
 from marin_build.recipe import schema
 from marin_build.recipe.sources import FilesSource, HuggingFaceSource
 
-COMMIT = "0123456789" * 4
 SPECIALS = schema.SpecialTokens(bos="<|bos|>", eos="<|eos|>", pad=None)
 
 DRIVER = """
@@ -40,64 +34,6 @@ except MarinError as error:
 """
 
 
-class FakeHub:
-    """A hub with the repository `someone/tokenizer`, a gated one, and nothing else."""
-
-    def __init__(self, files: dict[str, bytes]) -> None:
-        hub, self.asked = self, []
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                hub.answer(self)
-
-            do_HEAD = do_GET
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.files = files
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.address = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-    def answer(self, request: BaseHTTPRequestHandler) -> None:
-        path = request.path.partition("?")[0]
-        self.asked.append(path)
-        repository, file = "/api/models/someone/tokenizer", f"/someone/tokenizer/resolve/{COMMIT}/"
-        if path in (repository, f"{repository}/revision/{COMMIT}", f"{repository}/revision/{COMMIT[:7]}"):
-            siblings = [{"rfilename": name} for name in self.files]
-            send(request, 200, {"id": "someone/tokenizer", "sha": COMMIT, "siblings": siblings, "tags": []})
-        elif path == f"{repository}/tree/{COMMIT}":
-            send(
-                request,
-                200,
-                [{"type": "file", "path": n, "size": len(d), "oid": oid(d)} for n, d in self.files.items()],
-            )
-        elif path.startswith(file) and path.removeprefix(file) in self.files:
-            data = self.files[path.removeprefix(file)]
-            send(request, 200, data, {"ETag": f'"{oid(data)}"', "X-Repo-Commit": COMMIT})
-        elif path.startswith("/api/models/someone/gated"):
-            send(request, 403, {"error": "gated"}, {"X-Error-Code": "GatedRepo", "X-Error-Message": "gated"})
-        elif path.startswith("/api/models/someone/tokenizer"):
-            send(request, 404, {"error": "no"}, {"X-Error-Code": "RevisionNotFound", "X-Error-Message": "no"})
-        else:
-            send(request, 404, {"error": "no"}, {"X-Error-Code": "RepoNotFound", "X-Error-Message": "no"})
-
-
-def oid(data: bytes) -> str:
-    return hashlib.sha1(data).hexdigest()
-
-
-def send(request: BaseHTTPRequestHandler, code: int, body: object, headers: dict[str, str] | None = None) -> None:
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    request.send_response(code)
-    for key, value in {"Content-Length": str(len(data)), **(headers or {})}.items():
-        request.send_header(key, value)
-    request.end_headers()
-    if request.command != "HEAD":
-        request.wfile.write(data)
-
-
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory):
     made = Workbench(tmp_path_factory.mktemp("hub")).bytes_tokenizer().folder
@@ -107,7 +43,7 @@ def hub(tmp_path_factory):
         "model.safetensors": b"weights",
         "deep/er/tokenizer.json": b"{}",
     }
-    fake = FakeHub(files)
+    fake = FakeHub({"someone/tokenizer": files})
     yield fake
     fake.server.shutdown()
 
@@ -123,16 +59,9 @@ def adopt(tmp_path, hub):
                 method="adopt", source=source, vocabulary_size=258, special_tokens=SPECIALS
             )
         )
-        kept = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
-        usual = {
-            "PYTHONPATH": os.path.dirname(builders.__file__),
-            "HF_ENDPOINT": hub.address,
-            "HF_HOME": str(tmp_path / "hf"),
-            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-            "HF_HUB_DISABLE_XET": "1",
-        }
         command = [sys.executable, "-c", DRIVER, str(tmp_path / "bench"), recipe.model_dump_json()]
-        run = subprocess.run(command, env={**kept, **usual, **environment}, capture_output=True, text=True, timeout=120)
+        usual = environment_for(hub, tmp_path / "hf")
+        run = subprocess.run(command, env={**usual, **environment}, capture_output=True, text=True, timeout=120)
         return run, tmp_path / "bench/tokenizers/hub/dev"
 
     return run
@@ -147,8 +76,8 @@ def test_a_tokenizer_is_taken_from_the_hub_at_its_commit_and_only_what_is_asked_
     hub.asked.clear()
     run, folder = adopt("tokenizer*.json", "chat_template.jinja")
     assert run.returncode == 0, run.stderr
-    assert (folder / "tokenizer.json").read_bytes() == hub.files["tokenizer.json"]
-    assert (folder / "chat_template.jinja").read_bytes() == hub.files["chat_template.jinja"]
+    assert (folder / "tokenizer.json").read_bytes() == hub.files["someone/tokenizer"]["tokenizer.json"]
+    assert (folder / "chat_template.jinja").read_bytes() == hub.files["someone/tokenizer"]["chat_template.jinja"]
     assert load_tokenizer(folder).eos_id == 257
     assert not [path for path in hub.asked if "safetensors" in path]
 

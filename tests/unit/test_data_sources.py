@@ -13,7 +13,7 @@ from marin_build.data.globs import Glob
 from marin_build.data.sources import find
 from marin_build.errors import DamageError, LeasedError, MarinError, RequestError, Stopped
 from marin_build.recipe import schema
-from marin_build.recipe.sources import ArtifactSource, EmbeddedSource, FilesSource, GitHubSource, HuggingFaceSource
+from marin_build.recipe.sources import ArtifactSource, EmbeddedSource, FilesSource
 
 TARGET = "raw/bench/dev"
 
@@ -175,22 +175,6 @@ def test_other_bytes_than_pinned_are_refused_with_both_digests_and_the_command(w
     assert f"expected {recipe.source.digest}, seen {seen}" in first
     assert "marin-build pin raw/bench/dev" in details[-1]
     assert list((workbench.folder / TARGET).iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        HuggingFaceSource(type="huggingface", id="a/b", revision="abcdef0", files=["*"]),
-        GitHubSource(type="github", repository="a/b", revision="abcdef0", files=["*"]),
-    ],
-)
-def test_sources_that_are_not_built_yet_say_so_and_what_to_do(workbench, source):
-    with pytest.raises(RequestError) as error:
-        raw.build(workbench.context(TARGET, schema.RawRecipe(source=source)))
-    assert str(error.value) == (
-        f"raw/bench/dev: sources of type {source.type} are not supported for raw yet; "
-        "download the files and name them in a source of type files"
-    )
 
 
 @pytest.mark.parametrize("name", [".artifact.json", ".hidden/x", "logs/1.txt", "half.tmp"])

@@ -26,8 +26,6 @@ from marin_build.data.sources import SourceFile
 from marin_build.errors import DamageError, LeasedError, MarinError, RequestError, Stopped
 from marin_build.recipe import schema
 from marin_build.recipe.sources import (
-    GitHubSource,
-    HuggingFaceSource,
     JsonLines,
     PlainText,
 )
@@ -470,22 +468,6 @@ def test_more_shards_than_can_be_mapped_are_refused_before_any_work(workbench, t
     compressed = workbench.raw({"c.jsonl.gz": gzip.compress(CORPUS)})
     with pytest.raises(RequestError, match="shards are too many"):  # known at the end only
         workbench.tokenize(compressed, tokens, files=("c*",), shard_bytes=5000)
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        HuggingFaceSource(type="huggingface", id="a/b", revision="abcdef0", files=["*"]),
-        GitHubSource(type="github", repository="a/b", revision="abcdef0", files=["*"]),
-    ],
-)
-def test_sources_that_are_not_built_yet_say_so_and_what_to_do(workbench, tokens, source):
-    with pytest.raises(RequestError) as error:
-        workbench.tokenize(workbench.raw({"a.jsonl": CORPUS}), tokens, source=source)
-    assert str(error.value) == (
-        f"tokenized/bench/dev: sources of type {source.type} are not supported for tokenized yet; "
-        "download the files and name them in a source of type files"
-    )
 
 
 # ---- a token budget --------------------------------------------------------------------------------------------------
