@@ -42,6 +42,11 @@ class File(TypedDict):
     bytes: Count
     xxh3_128: Hash
     outside_digest: NotRequired[bool]
+    pool: NotRequired[bool]
+
+
+class Kept(File):
+    taken: NotRequired[bool]
 
 
 def _all_own(files: list[File]) -> list[File]:
@@ -229,6 +234,7 @@ record_body = TypeAdapter(RecordBody)
 manifest_body = TypeAdapter(Manifest)
 attempt_body = TypeAdapter(AttemptBody)
 lease_body = TypeAdapter(LeaseBody)
+kept_entry = TypeAdapter(Kept)
 
 
 def check(form: TypeAdapter[Any], body: Mapping[str, Any]) -> None:

@@ -252,7 +252,7 @@ def _recorded(record: Record | None) -> set[str]:
     if record is None or record.external:
         return set()
     front = "" if record.folder == "." else f"{record.folder}/"
-    return {f"{front}{entry['path']}" for entry in (*record.files, *record.lost)}
+    return {f"{front}{entry['path']}" for entry in (*record.files, *record.lost) if not entry.get("pool")}
 
 
 def _is_of(name: str, attempt: Attempt) -> bool:

@@ -7,12 +7,11 @@ no listing of the store is asked. Only the attempt itself writes them, so whoeve
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping
 from itertools import count
 from typing import Any
 
-from marin_build.artifact.bodies import FILE_PATTERN
+from marin_build.artifact.bodies import check, kept_entry
 from marin_build.artifact.bucket import THREADS, Bucket, at_once
 from marin_build.artifact.digest import body_checksum
 from marin_build.artifact.store import KEPT
@@ -46,8 +45,17 @@ def read_chain(bucket: Bucket, folder: str) -> Entries:
                 return kept
             for path in link["gone"]:
                 kept.pop(path, None)
-            kept |= {entry["path"]: entry for entry in link["files"] if re.fullmatch(FILE_PATTERN, entry["path"])}
+            kept |= {entry["path"]: entry for entry in link["files"] if _is_plain(entry)}
     raise AssertionError("unreachable")
+
+
+def _is_plain(entry: Mapping[str, Any]) -> bool:
+    """Whether it leads nowhere but into the folder of its build, or into the pool."""
+    try:
+        check(kept_entry, entry)
+    except ValueError:
+        return False
+    return True
 
 
 def _link(data: bytes | None) -> dict[str, Any] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from io import RawIOBase
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import xxhash
 from marin_build.artifact.bucket import Bucket, at_once
 from marin_build.artifact.digest import root_digest
 from marin_build.artifact.files import Files, LocalFiles
+from marin_build.artifact.pool import pooled
 from marin_build.artifact.record import Record
 from marin_build.artifact.store import LOGS, TEMPORARY, disk_errors, make_folder
 from marin_build.errors import DamageError, MarinError
@@ -25,14 +26,14 @@ DOWNLOADS = 3
 
 
 class ObjectFiles(Files):
-    """The objects below the folder `front` of a bucket."""
+    """The objects below the folder `front` of a bucket, but for those of `entries` that lie in its pool."""
 
-    def __init__(self, bucket: Bucket, front: str) -> None:
-        self._bucket, self._front = bucket, front
+    def __init__(self, bucket: Bucket, front: str, entries: Iterable[Mapping[str, Any]] = ()) -> None:
+        self._bucket, self._front, self._pooled = bucket, front, pooled(entries)
         self.shown = f"{bucket.shown}/{front}" if front else bucket.shown
 
     def key(self, name: str) -> str:
-        return f"{self._front}/{name}" if self._front else name
+        return self._pooled.get(name) or (f"{self._front}/{name}" if self._front else name)
 
     def size(self, name: str) -> int | None:
         return self._bucket.size(self.key(name))
@@ -40,13 +41,26 @@ class ObjectFiles(Files):
     def sizes(self, names: Sequence[str]) -> dict[str, int | MarinError | None]:
         """A listing may be stale: what it does not show is asked for by name."""
         found: dict[str, int | MarinError | None] = {}
-        if len(names) >= LISTED_FROM:
-            listed = self.list()
-            found = {name: listed[name] for name in names if name in listed}
+        for listed in at_once(self._listed, self._by_folder(names)):
+            found |= listed
         rest = [name for name in names if name not in found]
         if rest:
             found |= zip(rest, at_once(self._size_or_error, rest), strict=True)
         return {name: found[name] for name in names}
+
+    def _by_folder(self, names: Sequence[str]) -> list[tuple[str, list[str]]]:
+        """Folders that are worth a listing, each with the names whose objects it holds."""
+        folders: dict[str, list[str]] = {}
+        for name in names:
+            folder = self._pooled[name].rpartition("/")[0] if name in self._pooled else self._front
+            folders.setdefault(folder, []).append(name)
+        return [(folder, inside) for folder, inside in folders.items() if len(inside) >= LISTED_FROM]
+
+    def _listed(self, folder_and_names: tuple[str, list[str]]) -> dict[str, int]:
+        folder, names = folder_and_names
+        front, listed = f"{folder}/" if folder else "", self._bucket.listing(folder)
+        keys = {name: self.key(name).removeprefix(front) for name in names}
+        return {name: listed[key] for name, key in keys.items() if key in listed}
 
     def _size_or_error(self, name: str) -> int | MarinError | None:
         try:

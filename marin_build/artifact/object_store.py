@@ -3,6 +3,7 @@
     {target}/.artifact.json, .attempt.json, .lease.json
     {target}/builds/<attempt>/…                 its files, each put once; nobody else ever writes there
     {target}/builds/<attempt>/.artifact.json    its record, staged
+    .pool/…                                     files that several artifacts share
 
 A commit: stage the record → seal the lease, which fails for who lost it, and decides → put the record in place, unless
 one of a higher token is there → drop the lease. Killed after the seal, whoever takes the lease finishes it first. What
@@ -81,7 +82,7 @@ class ObjectStore(Store):
     def files(self, record: Record) -> Files:
         if record.external:
             return external_files(record.external)
-        return ObjectFiles(self.bucket, f"{record.target}/{record.folder}".removesuffix("/."))
+        return ObjectFiles(self.bucket, f"{record.target}/{record.folder}".removesuffix("/."), record.files)
 
     def fetch(self, record: Record) -> Path:
         files = self.files(record)
@@ -91,7 +92,8 @@ class ObjectStore(Store):
 
     def foreign(self, record: Record) -> list[str]:
         own = f"{record.folder}/"
-        known = set() if record.external else {f"{own}{entry['path']}" for entry in (*record.files, *record.lost)}
+        recorded = [] if record.external else [e for e in (*record.files, *record.lost) if not e.get("pool")]
+        known = {f"{own}{entry['path']}" for entry in recorded}
         protocol = (f"{own}{RECORD}", f"{own}{KEPT}/", f"{own}{LOGS}/")
         return sorted(
             name
@@ -200,7 +202,8 @@ class ObjectStore(Store):
 
     def _kept_by(self, attempt: Attempt) -> Source:
         folder = self._folder(attempt)
-        return Source(ObjectFiles(self.bucket, folder), kept.read_chain(self.bucket, folder))
+        entries = kept.read_chain(self.bucket, folder)
+        return Source(ObjectFiles(self.bucket, folder, entries.values()), entries)
 
     def _folder(self, attempt: Attempt) -> str:
         return f"{attempt.target}/{attempt.folder}"

@@ -17,10 +17,11 @@ from marin_build.artifact.digest import file_entries, file_entry, list_files
 from marin_build.artifact.donors import takeable
 from marin_build.artifact.lease import Lease
 from marin_build.artifact.object_files import ObjectFiles
+from marin_build.artifact.pool import pool_key
 from marin_build.artifact.record import Record
 from marin_build.artifact.store import LOGS, RECORD
 from marin_build.artifact.taking import take_files
-from marin_build.artifact.verify import check_bytes, check_sizes
+from marin_build.artifact.verify import check_all, check_bytes, check_sizes
 from marin_build.artifact.work import Work
 from marin_build.artifact.workspace import remove
 from marin_build.errors import MarinError
@@ -36,8 +37,8 @@ PASSES = 3
 """So often an upload is tried whose object has another size than the file."""
 
 
-NOTED = ("path", "bytes", "xxh3_128", "taken")
-"""What is carried on of an entry. `taken`: from another artifact, so that it does not lie in the scratch folder."""
+NOTED = ("path", "bytes", "xxh3_128", "pool", "taken")
+"""What is noted of a file. `taken`: from another artifact, so that it does not lie in the scratch folder."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,9 @@ class _Piece:
     entry: Entry
 
 
-def _plain(entry: Entry | None) -> dict[str, Any]:
-    """What a record says of a file, of what an attempt has noted of it."""
-    return {key: entry[key] for key in ("path", "bytes", "xxh3_128")} if entry else {}
+def _of(entry: Entry | None, keys: Sequence[str] = NOTED[:3]) -> dict[str, Any]:
+    """What an entry says of these; as it stands, which bytes a file has."""
+    return {key: entry[key] for key in keys if key in entry} if entry else {}
 
 
 class ObjectWork(Work):
@@ -82,7 +83,7 @@ class ObjectWork(Work):
         """Take over the files of `sources`, those of the first before those of the others, and begin the chain."""
         for source in sources:
             missing = [entry for path, entry in source.entries.items() if path not in self._kept]
-            entries = [{key: entry[key] for key in NOTED if key in entry} for entry in missing]
+            entries = [_of(entry, NOTED) for entry in missing]
             found = at_once(lambda entry, source=source: self._carry(source, entry), entries)  # type: ignore[misc]
             self._kept |= {entry["path"]: entry for entry, is_there in zip(entries, found, strict=True) if is_there}
         self._write_link(self._kept.values(), ())
@@ -101,35 +102,44 @@ class ObjectWork(Work):
             if problem and not source.believes:
                 terminal_logger().warning("%s/%s: %s; it is made again", source.files.shown, entry["path"], problem)
                 path.unlink(missing_ok=True)
-        return not problem and self._copied(source.files, entry)
+        return not problem and self._is_in_store(source.files, entry)
 
-    def _copied(self, source: ObjectFiles, entry: Entry) -> bool:
-        """True when the file is in the build now, copied inside the store."""
-        try:
-            self._bucket.copy(source.key(entry["path"]), self._files.key(entry["path"]))
-        except FileNotFoundError:
-            return False
-        return bool(self._bucket.size(self._files.key(entry["path"])) == entry["bytes"])
+    def _is_in_store(self, source: ObjectFiles, entry: Entry) -> bool:
+        """True when the file is in the pool, or now in the build: copied inside the store."""
+        if not entry.get("pool"):
+            try:
+                self._bucket.copy(source.key(entry["path"]), self._key(entry))
+            except FileNotFoundError:
+                return False
+        return bool(self._bucket.size(self._key(entry)) == entry["bytes"])
+
+    def _key(self, entry: Entry) -> str:
+        return pool_key(entry) if entry.get("pool") else self._files.key(entry["path"])
 
     # ---- from other artifacts ----------------------------------------------------------------------------------------
 
     def take(self, donor: Record, names: Sequence[str], go_on: Callable[[], None]) -> set[str]:
         """Inside the store: they are neither downloaded nor uploaded. What was adopted lies elsewhere, and is both."""
-        entries, files = [_plain(entry) for entry in takeable(donor, names)], self._store.files(donor)
+        entries, files = takeable(donor, names), self._store.files(donor)
         if not isinstance(files, ObjectFiles) or donor.external:
             taken = take_files(files, entries, self.folder, go_on, link=False)
             self.keep(sorted(taken), shared=True)
             return taken
-        missing = [entry for entry in entries if _plain(self._kept.get(entry["path"])) != entry]
+        missing = [entry for entry in entries if not self._has(entry)]
         for start in range(0, len(missing), TAKEN_AT_ONCE):
             go_on()
             self._take(files, missing[start : start + TAKEN_AT_ONCE])
-        return {entry["path"] for entry in entries if _plain(self._kept.get(entry["path"])) == entry}
+        return {entry["path"] for entry in entries if self._has(entry)}
+
+    def _has(self, entry: Entry) -> bool:
+        return _of(self._kept.get(entry["path"])) == _of(entry)
 
     def _take(self, files: ObjectFiles, entries: Sequence[Entry]) -> None:
         with self._keeping:
-            found = at_once(lambda entry: self._taken(files, entry), entries)
-            new = [{**entry, "taken": True} for entry, is_there in zip(entries, found, strict=True) if is_there]
+            sizes = files.sizes([entry["path"] for entry in entries if entry.get("pool")])
+            there = [entry for entry in entries if sizes.get(entry["path"], entry["bytes"]) == entry["bytes"]]
+            found = at_once(lambda entry: self._taken(files, entry), there)
+            new = [{**_of(e, NOTED), "taken": True} for e, is_there in zip(there, found, strict=True) if is_there]
             if new:
                 self._write_link(new, ())
             self._kept |= {entry["path"]: entry for entry in new}
@@ -139,7 +149,9 @@ class ObjectWork(Work):
 
         A repair, or a forced build, may be there because of damage that no record tells of: it reads every byte.
         """
-        if not self._copied(files, entry) or (self._is_careful and check_bytes(self._files, [entry])):
+        if not entry.get("pool") and not self._is_in_store(files, entry):
+            return False
+        if self._is_careful and check_bytes(files, [entry]):
             return False
         remove(self.folder / entry["path"])
         return True
@@ -158,17 +170,17 @@ class ObjectWork(Work):
         paths = [path for name in names for path in self._expanded(name)]
         gone = [path for name in dropped for path in self._in(name)]
         with self._keeping:
-            self._bring([self._settled(path) for path in paths], gone)
+            self._bring([self._settled(path, shared) for path in paths], gone)
             shutil.rmtree(self._copies, ignore_errors=True)
         self._bring_logs()
 
-    def _settled(self, path: str) -> _Piece:
+    def _settled(self, path: str, shared: bool) -> _Piece:
         """A file as it is now. A small one may be written on meanwhile, such as metrics: a copy of it is brought."""
         place = self.folder / path
         if place.stat().st_size <= COPIED_BYTES:
             (self._copies / path).parent.mkdir(parents=True, exist_ok=True)
             place = Path(shutil.copyfile(place, self._copies / path))
-        return _Piece(place, {**file_entry(place), "path": path})
+        return _Piece(place, {**file_entry(place), "path": path, **({"pool": True} if shared else {})})
 
     def _expanded(self, name: str) -> list[str]:
         folder = self.folder / name
@@ -179,27 +191,33 @@ class ObjectWork(Work):
 
     def _bring(self, pieces: Sequence[_Piece], gone: Sequence[str]) -> None:
         """Upload what is not there yet, say so, and only then remove what is let go."""
-        missing = [piece for piece in pieces if _plain(self._kept.get(piece.entry["path"])) != piece.entry]
+        missing = [piece for piece in pieces if not self._has(piece.entry)]
         new = [piece.entry for piece in missing]
         at_once(self._upload, missing)
         if new or gone:
             self._write_link(new, gone)
         self._kept |= {entry["path"]: entry for entry in new}
-        for path in gone:
-            del self._kept[path]
-        at_once(lambda path: self._bucket.delete(self._files.key(path)), gone)
+        dropped = [self._kept.pop(path) for path in gone]
+        at_once(self._bucket.delete, [self._key(entry) for entry in dropped if not entry.get("pool")])
 
     def _upload(self, piece: _Piece) -> None:
-        """Raises:
-        MarinError: the object that came of it is not the file.
+        """What is in the pool and whole stays: others read it. With other bytes it is damaged, and is replaced.
+
+        Raises:
+            MarinError: the object that came of it is not the file.
         """
-        key, size = self._files.key(piece.entry["path"]), None
+        key, size = self._key(piece.entry), None
+        if piece.entry.get("pool") and self._is_whole(piece.entry):
+            return
         for _ in range(PASSES):
             self._bucket.upload(piece.place, key)
             size = self._bucket.size(key)
             if size == piece.entry["bytes"]:
                 return
         raise MarinError(f"{self._bucket.shown}/{key}: has {size} bytes after an upload of {piece.entry['bytes']:,}")
+
+    def _is_whole(self, entry: Entry) -> bool:
+        return not check_all(ObjectFiles(self._bucket, "", [entry]), [entry])
 
     def _write_link(self, added: Iterable[Entry], gone: Iterable[str]) -> None:
         kept.write_link(self._bucket, f"{self.attempt.target}/{self.place}", self._links, added, gone)
@@ -217,7 +235,7 @@ class ObjectWork(Work):
             self._bring([_Piece(self.folder / entry["path"], entry) for entry in here], ())
         self._bring_logs()
         self._upload(_Piece(self.logs / log, log_entry))
-        return [*(_plain(self._kept[name]) for name in names), log_entry]
+        return [*(_of(self._kept[name], NOTED[:4]) for name in names), log_entry]
 
     def commit(self, lease: Lease, record: Record, tidy: Callable[[], None]) -> None:
         """Stage, seal, put in place. The seal decides: it fails for a builder that has lost its lease."""

@@ -45,7 +45,8 @@ class Record:
     dependencies: Entries
     """{name, version, fingerprint, digest} of each artifact that this one was made from."""
     files: Entries
-    """{path, bytes, xxh3_128} of each file, and `outside_digest: true` where its bytes are not content, as in logs."""
+    """{path, bytes, xxh3_128} of each file, and `outside_digest: true` where its bytes are not content, as in logs;
+    `pool: true` where it lies in the pool of an object store (`pool.py`) and not in `folder`."""
     measured: Entries = ()
     """As `dependencies`: the validation sets, which are no part of the identity."""
     metrics: Mapping[str, Any] = field(default_factory=dict)

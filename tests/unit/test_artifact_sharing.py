@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,9 @@ from store_kinds import KINDS, OBJECTS, on, servers, world
 
 from marin_build.artifact import taking
 from marin_build.artifact.context import BuildContext, BuildResult
+from marin_build.artifact.digest import body_checksum
 from marin_build.artifact.examine import State
+from marin_build.artifact.kept import read_chain, write_link
 from marin_build.artifact.store import RECORD
 from marin_build.errors import DamageError, MarinError, Stopped
 from marin_build.recipe.target import parse_target
@@ -105,6 +108,7 @@ def test_what_was_taken_and_is_not_named_is_no_part_of_the_artifact(world: World
 
     with_takers(world).build(TAKER, make)
     assert fetched(world, TAKER) == {"shard-1": texts(3)["shard-1"]}
+    assert world.verify(DONOR).ok
 
 
 @everywhere
@@ -381,6 +385,151 @@ def test_a_signal_stops_the_taking(world: World):
         raise AssertionError("unreachable")
 
     assert in_child(lambda: world.build(TAKER, make)) == 6
+
+
+# ---- on an object store ----------------------------------------------------------------------------------------------
+
+
+def pool(world: World) -> dict[str, int]:
+    return world.store.bucket.listing(".pool")
+
+
+@in_objects
+def test_shared_files_lie_in_the_pool_once(world: World):
+    build(world, DONOR, texts(3))
+    build(world, TAKER, texts(5))
+    build(world, THIRD, texts(5))
+    entries = {entry["path"]: entry for entry in world.record(TAKER).content}
+    assert world.record(THIRD).content == world.record(TAKER).content
+    places = {f"{e['xxh3_128'][:2]}/{e['xxh3_128']}-{e['bytes']}": e["bytes"] for e in entries.values()}
+    for _ in range(20):  # a listing may be old
+        if (listed := pool(world)) == places:
+            break
+    assert listed == places
+    assert all(entry["pool"] is True for entry in entries.values())
+    names = [name for _ in range(20) for name in world.store.listing(parse_target(TAKER))]
+    assert not any(name.endswith(tuple(texts(5))) for name in names)
+    assert all("pool" not in entry for entry in world.record(TAKER).files if entry["path"].startswith("logs/"))
+
+
+@in_objects
+def test_what_is_taken_is_neither_downloaded_nor_uploaded(world: World, monkeypatch: pytest.MonkeyPatch):
+    build(world, DONOR, texts(3))
+    bucket, moved = type(world.store.bucket), []
+    upload, read = bucket.upload, bucket.read
+    monkeypatch.setattr(bucket, "upload", lambda self, path, key: moved.append(key) or upload(self, path, key))
+    monkeypatch.setattr(bucket, "read", lambda self, key, *rest: moved.append(key) or read(self, key, *rest))
+    build(world, TAKER, texts(3))
+    assert moved
+    assert all("/logs/" in key for key in moved)
+
+
+@in_objects
+def test_what_is_not_shared_is_copied_inside_the_store(world: World, monkeypatch: pytest.MonkeyPatch):
+    with_takers(world).build(DONOR, Shards(texts(3), shared=False))
+    assert build(world, TAKER, texts(3)).made == []
+    assert pool(world) == {}
+    world.store.remove(parse_target(DONOR), list(world.store.listing(parse_target(DONOR))))
+    assert fetched(world, TAKER) == texts(3)
+
+
+@in_objects
+def test_nothing_is_written_over_a_whole_object_of_the_pool(world: World, monkeypatch: pytest.MonkeyPatch):
+    build(world, DONOR, texts(3))
+    bucket, written = type(world.store.bucket), []
+    upload = bucket.upload
+    monkeypatch.setattr(bucket, "upload", lambda self, path, key: written.append(key) or upload(self, path, key))
+    world.build(DONOR, Shards(texts(3), takes=False), force="a run")
+    assert not any(key.startswith(".pool") for key in written)
+    assert world.verify(DONOR).ok
+
+
+@in_objects
+def test_damage_in_the_pool_is_damage_of_all_that_share_it_and_is_healed_for_all(world: World):
+    build(world, DONOR, texts(3))
+    build(world, TAKER, texts(3))
+    harm(world, TAKER, "shard-1", b"x" * len(texts(3)["shard-1"]))
+    for target in (DONOR, TAKER):
+        assert [problem.path for problem in world.verify(target).problems] == ["shard-1"]
+        assert world.status(target).state is State.damaged
+    healed = build(world, TAKER, texts(3))
+    assert healed.made == ["shard-1"], "a repair takes nothing over that it has not read"
+    assert build(world, DONOR, texts(3)).made == []
+    for target in (DONOR, TAKER):
+        assert world.verify(target).ok
+        assert world.status(target).state is State.finished
+        assert fetched(world, target) == texts(3)
+
+
+@in_objects
+@pytest.mark.parametrize("force", [None, "a run"])
+def test_what_a_lost_object_of_the_pool_was_is_made_anew(world: World, force: str | None):
+    build(world, DONOR, texts(3))
+    build(world, TAKER, texts(3))
+    harm(world, TAKER, "shard-1", None)
+    assert world.status(TAKER).state is world.status(DONOR).state is State.damaged
+    assert build(world, TAKER, texts(3), force=force).made == ["shard-1"]
+    assert world.status(TAKER).state is world.status(DONOR).state is State.finished
+    assert fetched(world, DONOR) == fetched(world, TAKER) == texts(3)
+
+
+@in_objects
+def test_a_forced_build_takes_no_damaged_object_that_no_record_tells_of(world: World):
+    build(world, DONOR, texts(3))
+    build(world, TAKER, texts(3))
+    harm(world, TAKER, "shard-1", b"x" * len(texts(3)["shard-1"]))
+    assert build(world, TAKER, texts(3), force="a run").made == ["shard-1"]
+    for target in (DONOR, TAKER):
+        assert world.verify(target).ok
+
+
+@in_objects
+def test_what_an_attempt_lets_go_stays_in_the_pool(world: World):
+    build(world, DONOR, texts(2))
+
+    def make(context: BuildContext) -> BuildResult:
+        (context.folder / "shard-0").write_bytes(texts(2)["shard-0"])
+        context.keep(["shard-0"], shared=True)
+        assert context.take(world.record(DONOR), ["shard-1"]) == {"shard-1"}
+        (context.folder / "shard-0").unlink()
+        (context.folder / "other").write_text("other")
+        context.keep(["other"], ["shard-0", "shard-1"])
+        return BuildResult()
+
+    with_takers(world).build(TAKER, make)
+    assert set(fetched(world, TAKER)) == {"other"}
+    assert world.verify(DONOR).ok
+    assert fetched(world, DONOR) == texts(2)
+
+
+@in_objects
+def test_what_is_written_after_it_was_taken_counts(world: World):
+    build(world, DONOR, texts(2))
+
+    def make(context: BuildContext) -> BuildResult:
+        assert context.take(world.record(DONOR), ["shard-0", "shard-1"]) == {"shard-0", "shard-1"}
+        (context.folder / "shard-1").write_text("another one")
+        return BuildResult()
+
+    with_takers(world).build(TAKER, make)
+    assert fetched(world, TAKER) == {"shard-0": texts(2)["shard-0"], "shard-1": b"another one"}
+    assert world.verify(DONOR).ok
+
+
+@on("memory")
+@pytest.mark.parametrize("change", [{"xxh3_128": "../../elsewhere"}, {"bytes": "1/../../x"}, {"pool": "elsewhere"}])
+def test_no_entry_leads_out_of_the_pool(world: World, change: dict[str, Any]):
+    build(world, DONOR, texts(2))
+    body = world.record(DONOR).to_dict()
+    body.pop("checksum")
+    body["files"] = [{**entry, **change} for entry in body["files"]]
+    body["checksum"] = body_checksum(body)
+    world.store.replace(parse_target(DONOR), RECORD, json.dumps(body).encode())
+    with pytest.raises(DamageError):
+        world.record(DONOR)
+    folder = f"{TAKER}/builds/forged"
+    write_link(world.store.bucket, folder, 0, body["files"], ())
+    assert read_chain(world.store.bucket, folder) == {}
 
 
 def failing(number: int) -> Callable[..., Any]:
