@@ -216,8 +216,9 @@ def adopt(options: argparse.Namespace) -> int:
 
 def gc(options: argparse.Namespace) -> int:
     from marin_build.artifact.attempt_log import terminal_logger
-    from marin_build.artifact.gc import DAY, Sweeper
+    from marin_build.artifact.gc import Sweeper
     from marin_build.artifact.reach import unmatched
+    from marin_build.artifact.sightings import DAY
     from marin_build.looks import show_unneeded
 
     place = Workplace(options)

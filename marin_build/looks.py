@@ -213,7 +213,7 @@ def show_unneeded(items: Sequence[Item], grace_days: float, *, deleted: bool) ->
         left = grace_days - item.seconds / 86400
         when = item.outcome or ("now" if item.due else f"in {left:.1f} days")
         files = item.names[0] if len(item.names) == 1 else f"{len(item.names):,}"
-        row = (item.target, item.what, item.why, files, readable_bytes(item.bytes), when)
+        row = (item.place, item.what, item.why, files, readable_bytes(item.bytes), when)
         table.add_row(*map(shown, row))
     out.print(table)
     due = [item for item in items if item.due]

@@ -1,19 +1,17 @@
 """Housekeeping: find what nobody needs any more, remember since when, and delete it once it has been so long enough.
 
 What is needed is decided by recipes, pins, records and leases, never by a clock. The grace period only gives people
-time to object: what is found is noted in `.gc.json` of its artifact, and what is needed again is forgotten there. Time
-counts by the clock since the machine started, which nobody sets; across machines or restarts, where only the time of
-day is left, CLOCK_MARGIN_SECONDS of it do not count.
+time to object: what is found is noted in `.gc.json` of its artifact (`sightings.py`), and what is needed again is
+forgotten there.
 
 An artifact is deleted under its lease, after a second look, record first: no reader ever sees a record without bytes.
+What artifacts of an object store share is deleted last, see `pool_gc.py`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,9 +20,11 @@ from marin_build.artifact import mirror
 from marin_build.artifact.attempt import Attempt, read_attempt
 from marin_build.artifact.examine import Look
 from marin_build.artifact.lease import Lease, Terms, acquire, holder
-from marin_build.artifact.owner import boot_id
-from marin_build.artifact.reach import reachable
+from marin_build.artifact.pool import POOL
+from marin_build.artifact.pool_gc import PoolSweeper, Unneeded
+from marin_build.artifact.reach import PARTS, reachable
 from marin_build.artifact.record import Record, read_record
+from marin_build.artifact.sightings import Sighting, ages, note_bytes, parse_note, seen_now
 from marin_build.artifact.store import (
     ASIDE,
     ATTEMPT,
@@ -44,9 +44,6 @@ from marin_build.recipe.load import RecipeBook
 from marin_build.recipe.target import Target
 from marin_build.settings import Settings
 
-DAY = 86400.0
-CLOCK_MARGIN_SECONDS = 4 * DAY
-"""Two clocks that are each wrong by two days, in opposite directions."""
 REMOVED_AT_ONCE = 100
 """Files between two looks at the lease."""
 
@@ -61,7 +58,8 @@ Groups = dict[tuple[str, str], list[str]]
 class Item:
     """Files of one artifact that are not needed, for one reason."""
 
-    target: Target
+    target: Target | None
+    """None: they lie in the pool."""
     what: str
     why: str
     names: tuple[str, ...]
@@ -72,8 +70,12 @@ class Item:
     outcome: str = ""
     """After a deletion: `deleted`, or why not."""
 
+    @property
+    def place(self) -> str:
+        return str(self.target or POOL)
+
     def to_dict(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "target": str(self.target), "names": list(self.names)}
+        return {**dataclasses.asdict(self), "target": self.place, "names": list(self.names)}
 
 
 @dataclass(frozen=True)
@@ -94,47 +96,50 @@ class Sweeper:
         book = self._book()
         needed = reachable(self.store, book, self.settings.keep)
         look = Look(self.store, book)
-        return [item for target in self.store.targets() for item in self._items(look, target, target in needed)]
+        found = [item for target in self.store.targets() for item in self._items(look, target, target in needed)]
+        return found + [_shared(unneeded) for unneeded in self._pool.look()]
 
     def delete(self, items: Sequence[Item]) -> list[Item]:
         """Delete those of `items` that are due and still not needed; the same items, with their outcome."""
         due: dict[Target, list[Item]] = {}
         for item in items:
-            if item.due:
+            if item.due and item.target:
                 due.setdefault(item.target, []).append(item)
-        outcomes = {target: self._delete(target, found) for target, found in due.items()}
+        outcomes: dict[Target | None, str] = {target: self._delete(target, found) for target, found in due.items()}
+        outcomes[None] = self._pool.delete([name for i in items if i.due and i.target is None for name in i.names])
         return [dataclasses.replace(i, outcome=outcomes[i.target]) if i.due else i for i in items]
+
+    @property
+    def _pool(self) -> PoolSweeper:
+        return PoolSweeper(self.store, self.grace_seconds, self.logger)
 
     def _book(self) -> RecipeBook:
         return RecipeBook(self.settings.recipes)
 
     def _items(self, look: Look, target: Target, is_needed: bool) -> Iterator[Item]:
         listing = self.store.listing(target)
-        groups = _unneeded(look, target, listing) if is_needed else _all_of(listing)
-        ages = self._ages(target, groups, listing)
+        groups = _unneeded(look, target, listing) if is_needed else _all_of(target, listing)
+        seconds = self._ages(target, groups, listing)
         for (what, why), names in groups.items():
             if what in ALL_OR_NOTHING:
-                youngest = min(ages[name] for name in names)
-                ages |= dict.fromkeys(names, youngest)
+                youngest = min(seconds[name] for name in names)
+                seconds |= dict.fromkeys(names, youngest)
             for due in (True, False):
-                chosen = [name for name in names if (ages[name] >= self.grace_seconds) is due]
+                chosen = [name for name in names if (seconds[name] >= self.grace_seconds) is due]
                 if chosen:
                     size = sum(listing[name] for name in chosen)
-                    yield Item(target, what, why, tuple(chosen), size, max(ages[name] for name in chosen), due)
+                    yield Item(target, what, why, tuple(chosen), size, max(seconds[name] for name in chosen), due)
 
     def _ages(self, target: Target, groups: Groups, listing: Mapping[str, int]) -> dict[str, float]:
         """Seconds since each file was first seen not to be needed, as it is now; new ones are noted."""
-        noted, now = _read_note(self.store, target), Sighting.now(0)
-        seen: dict[str, Sighting] = {}
-        for name in (name for names in groups.values() for name in names):
-            old, size = noted.get(name), listing[name]
-            seen[name] = old if old and old.bytes == size else dataclasses.replace(now, bytes=size)
+        noted = parse_note(self.store.read(target, NOTE))
+        seen = seen_now((name for names in groups.values() for name in names), listing, noted)
         if seen != noted:
             try:
                 _write_note(self.store, target, seen)
             except MarinError as error:
                 self.logger.warning("%s: what was found could not be noted: %s", target, error)
-        return {name: sighting.seconds_until(now) for name, sighting in seen.items()}
+        return ages(seen)
 
     # ---- deleting ----------------------------------------------------------------------------------------------------
 
@@ -164,7 +169,7 @@ class Sweeper:
         book = self._book()
         needed = target in reachable(self.store, book, self.settings.keep, leased_by_us=target)
         listing = self.store.listing(target)
-        groups = _unneeded(Look(self.store, book), target, listing, ours=True) if needed else _all_of(listing)
+        groups = _unneeded(Look(self.store, book), target, listing, ours=True) if needed else _all_of(target, listing)
         still = {name for names in groups.values() for name in names}
         names = [name for item in items for name in item.names if name in still]
         if not names and (needed or set(listing) - NEVER):
@@ -178,9 +183,21 @@ class Sweeper:
         for start in range(0, len(rest), REMOVED_AT_ONCE):
             lease.check()
             self.store.remove(target, rest[start : start + REMOVED_AT_ONCE])
-        noted = _read_note(self.store, target)
+        noted = parse_note(self.store.read(target, NOTE))
         _write_note(self.store, target, {name: seen for name, seen in noted.items() if name not in names})
         return not needed
+
+
+def _shared(unneeded: Unneeded) -> Item:
+    why = "no record and no unfinished work names it"
+    return Item(None, "shared files", why, unneeded.names, unneeded.bytes, unneeded.seconds, unneeded.due)
+
+
+def _write_note(store: Store, target: Target, seen: Mapping[str, Sighting]) -> None:
+    if seen:
+        store.replace(target, NOTE, note_bytes(seen))
+    else:
+        store.delete(target, NOTE)
 
 
 # ---- what is not needed ----------------------------------------------------------------------------------------------
@@ -189,9 +206,11 @@ NEVER = frozenset({LEASE, LOCK, NOTE})
 PROTOCOL = NEVER | {RECORD, ATTEMPT, LOGS}
 
 
-def _all_of(listing: Mapping[str, int]) -> Groups:
+def _all_of(target: Target, listing: Mapping[str, int]) -> Groups:
     names = sorted(name for name in listing if name not in NEVER) or sorted(listing)  # the rest of a killed deletion
-    return {("artifact", "no recipe, pin or needed record names it"): names} if names else {}
+    is_part = target.kind == PARTS
+    why = "its set is finished, or has no recipe" if is_part else "no recipe, pin or needed record names it"
+    return {("artifact", why): names} if names else {}
 
 
 def _unneeded(look: Look, target: Target, listing: Mapping[str, int], *, ours: bool = False) -> Groups:
@@ -273,52 +292,3 @@ def _described(name: str, record: Record | None) -> tuple[str, str]:
     if name.endswith(TEMPORARY):
         return "unfinished file", "its writer is gone"
     return "foreign file", "no record names it"
-
-
-# ---- notes -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Sighting:
-    """When a file was first seen not to be needed, by two clocks, and its size then: what still grows is new."""
-
-    boot: str
-    boot_seconds: float
-    wall_seconds: float
-    bytes: int
-
-    @classmethod
-    def now(cls, size: int) -> Sighting:
-        clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-        return cls(boot_id(), time.clock_gettime(clock), time.time(), size)
-
-    def seconds_until(self, now: Sighting) -> float:
-        if self.boot and self.boot == now.boot:
-            return max(0.0, now.boot_seconds - self.boot_seconds)
-        return max(0.0, now.wall_seconds - self.wall_seconds - CLOCK_MARGIN_SECONDS)
-
-
-def _read_note(store: Store, target: Target) -> dict[str, Sighting]:
-    """Sightings by file; nothing where the note is unreadable: then all are new."""
-    found: dict[str, Sighting] = {}
-    try:
-        for entry in json.loads(store.read(target, NOTE) or b"[]"):
-            stamp = str(entry["boot"]), float(entry["boot_seconds"]), float(entry["wall_seconds"])
-            found |= {str(name): Sighting(*stamp, int(size)) for name, size in entry["files"].items()}
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return {}
-    return found
-
-
-def _write_note(store: Store, target: Target, seen: Mapping[str, Sighting]) -> None:
-    """Files that were first seen together share one entry."""
-    if not seen:
-        store.delete(target, NOTE)
-        return
-    together: dict[tuple[str, float, float], dict[str, int]] = {}
-    for name, sighting in seen.items():
-        stamp = (sighting.boot, sighting.boot_seconds, sighting.wall_seconds)
-        together.setdefault(stamp, {})[name] = sighting.bytes
-    keys = ("boot", "boot_seconds", "wall_seconds", "files")
-    body = [dict(zip(keys, (*stamp, files), strict=True)) for stamp, files in together.items()]
-    store.replace(target, NOTE, json.dumps(body, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n")

@@ -15,6 +15,7 @@ from marin_build.artifact.bodies import check, kept_entry
 from marin_build.artifact.bucket import THREADS, Bucket, at_once
 from marin_build.artifact.digest import body_checksum
 from marin_build.artifact.store import KEPT
+from marin_build.errors import DamageError
 
 Entries = dict[str, Mapping[str, Any]]
 
@@ -34,13 +35,19 @@ def is_begun(bucket: Bucket, folder: str) -> bool:
     return bucket.size(chain_key(folder, 0)) is not None
 
 
-def read_chain(bucket: Bucket, folder: str) -> Entries:
-    """The entries of the files that an attempt kept, by path."""
+def read_chain(bucket: Bucket, folder: str, listed: int = 0) -> Entries:
+    """The entries of the files that an attempt kept, by path.
+
+    Raises:
+        DamageError: fewer lists than are `listed` can be read.
+    """
     kept: Entries = {}
     for first in count(0, THREADS):
         numbers = range(first, first + THREADS)
-        for data in at_once(lambda number: bucket.get(chain_key(folder, number))[0], numbers):
+        for number, data in enumerate(at_once(lambda number: bucket.get(chain_key(folder, number))[0], numbers), first):
             link = _link(data)
+            if link is None and number < listed:
+                raise DamageError(f"{bucket.shown}/{chain_key(folder, number)} cannot be read")
             if link is None:
                 return kept
             for path in link["gone"]:

@@ -30,7 +30,8 @@ from marin_build.artifact.files import Files, LocalFiles, external_files
 from marin_build.artifact.lease import parse_lease
 from marin_build.artifact.object_files import ObjectFiles, fetched
 from marin_build.artifact.object_work import ObjectWork, Source
-from marin_build.artifact.record import Record, parse_record
+from marin_build.artifact.pool import Pool, pool_names
+from marin_build.artifact.record import Record, parse_record, read_record
 from marin_build.artifact.store import ATTEMPT, BUILDS, KEPT, LEASE, LOGS, OWN_NAMES, RECORD, Store, disk_errors
 from marin_build.artifact.work import Work
 from marin_build.errors import DamageError, LeasedError
@@ -47,7 +48,7 @@ class ObjectStore(Store):
     fences_by_lock = False
 
     def __init__(self, bucket: Bucket, cache: str | Path) -> None:
-        self.bucket = bucket
+        self.bucket, self.pool = bucket, Pool(bucket)
         self._cache = Path(cache).expanduser().absolute() / hash_bytes(bucket.shown.encode())[:12]
 
     # ---- small files -------------------------------------------------------------------------------------------------
@@ -227,6 +228,18 @@ class ObjectStore(Store):
         """Without the empty objects that stand for none."""
         found = self.bucket.listing(str(target))
         return {name: size for name, size in found.items() if size or name not in OWN_NAMES}
+
+    def pool_names_of(self, target: Target) -> set[str]:
+        record, attempt = read_record(self, target), parse_attempt(self.read(target, ATTEMPT), target)
+        chains = {attempt.folder: 0} if attempt else {}  # a listing may be old
+        for name in self.listing(target):
+            front, is_chain, link = name.rpartition(f"/{KEPT}/")
+            if is_chain and (number := link.partition(".")[0]).isdecimal():
+                chains[front] = max(chains.get(front, 0), int(number) + 1)
+        found = pool_names(record.files) if record else set()
+        for folder, count in chains.items():
+            found |= pool_names(kept.read_chain(self.bucket, f"{target}/{folder}", count).values())
+        return found
 
     def remove(self, target: Target, names: Iterable[str]) -> None:
         at_once(lambda name: self.bucket.delete(f"{target}/{name}"), names)

@@ -12,6 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from marin_build.artifact.bucket import Bucket, at_once
+from marin_build.artifact.store import NOTE
+
 POOL = ".pool"
 
 Entry = Mapping[str, Any]
@@ -26,3 +29,31 @@ def pool_key(entry: Entry) -> str:
 def pooled(entries: Iterable[Entry]) -> dict[str, str]:
     """By path, the keys of those of `entries` that lie in the pool."""
     return {entry["path"]: pool_key(entry) for entry in entries if entry.get("pool")}
+
+
+class Pool:
+    """The pool of a bucket, for housekeeping; names are keys without the first folder."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+
+    def listing(self) -> dict[str, int]:
+        """Bytes of every object, by name."""
+        return {name: size for name, size in self._bucket.listing(POOL).items() if name != NOTE}
+
+    def remove(self, names: Iterable[str]) -> None:
+        at_once(lambda name: self._bucket.delete(f"{POOL}/{name}"), names)
+
+    def read_note(self) -> bytes | None:
+        return self._bucket.get(f"{POOL}/{NOTE}")[0]
+
+    def write_note(self, data: bytes | None) -> None:
+        if data is None:
+            self._bucket.delete(f"{POOL}/{NOTE}")
+        else:
+            self._bucket.put(f"{POOL}/{NOTE}", data)
+
+
+def pool_names(entries: Iterable[Entry]) -> set[str]:
+    """The names in the pool that `entries` refer to."""
+    return {key.removeprefix(f"{POOL}/") for key in pooled(entries).values()}

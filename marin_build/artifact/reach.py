@@ -7,15 +7,21 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from marin_build.artifact.attempt import read_attempt
+from marin_build.artifact.examine import Look, State
 from marin_build.artifact.lease import holder
 from marin_build.artifact.record import entry_target, read_record
 from marin_build.artifact.store import Store
 from marin_build.errors import DamageError, RecipeError, RequestError
 from marin_build.recipe.dependencies import closure
+from marin_build.recipe.derived import base_of
 from marin_build.recipe.target import Target
 
 if TYPE_CHECKING:
     from marin_build.recipe.load import RecipeBook
+
+
+PARTS = "parts"
+"""The kind of derived targets that are needed only until the set is finished whose work they share."""
 
 
 def reachable(
@@ -23,12 +29,15 @@ def reachable(
 ) -> set[Target]:
     """All recipes with what they need, what the globs `keep` match, what is being built, and what these were made from.
 
+    Of derived targets, which no recipe file names, those that follow from a recipe that is there are needed; but parts
+    of the work on a set only until that is finished.
+
     Raises:
         RecipeError: a recipe cannot be read, so nobody can know what it needs.
         RequestError: there is no recipe at all, or a record is of a newer version of the program.
     """
     here = store.targets()
-    todo = _named(book, here)
+    todo = _named(store, book, here)
     todo |= {target for target in here if is_kept(target, keep)}
     todo |= {target for target in here if target != leased_by_us and holder(store, target)}
     found: set[Target] = set()
@@ -50,7 +59,7 @@ def unmatched(store: Store, keep: Sequence[str]) -> list[str]:
     return [pattern for pattern in keep if not any(is_kept(target, [pattern]) for target in here)]
 
 
-def _named(book: RecipeBook, here: Sequence[Target]) -> set[Target]:
+def _named(store: Store, book: RecipeBook, here: Sequence[Target]) -> set[Target]:
     named = book.targets()
     if not named:
         raise RequestError(
@@ -59,10 +68,19 @@ def _named(book: RecipeBook, here: Sequence[Target]) -> set[Target]:
         )
     linked = [target for target in here if book.exists(target)]  # below linked folders, which `targets` does not walk
     try:
-        return set(closure(book, dict.fromkeys([*named, *linked])))
+        done = _finished_sets(store, book, linked)
+        needed = [target for target in linked if target.kind != PARTS or base_of(target) not in done]
+        return set(closure(book, dict.fromkeys([*named, *needed])))
     except RecipeError as error:
         note = "gc deletes nothing while a recipe cannot be read: nobody can know what it needs"
         raise RecipeError(f"{error}\n  {note}") from None
+
+
+def _finished_sets(store: Store, book: RecipeBook, here: Sequence[Target]) -> set[Target]:
+    """Token sets that need the parts of their work no more, of those that have parts: they took over what they need."""
+    look = Look(store, book)
+    sets = {base_of(target) for target in here if target.kind == PARTS}
+    return {target for target in sets if look.judge(target).state is State.finished}
 
 
 def _made_from(store: Store, target: Target) -> set[Target]:

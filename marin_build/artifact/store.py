@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from marin_build.artifact.attempt import Attempt
     from marin_build.artifact.files import Files
+    from marin_build.artifact.pool import Pool
     from marin_build.artifact.record import Record
     from marin_build.artifact.work import Work
 
@@ -204,6 +205,18 @@ class Store(ABC):
     @abstractmethod
     def listing(self, target: Target) -> dict[str, int]:
         """Bytes of every file below the folder of `target`, by relative path; those of the protocol included."""
+
+    pool: Pool | None = None
+    """What artifacts share, where the store keeps it apart."""
+
+    def pool_names_of(self, target: Target) -> set[str]:
+        """Names in the pool of all that the record and the attempts of a target name.
+
+        Raises:
+            DamageError: one of them cannot be read.
+            RequestError: a newer version of the program wrote the record.
+        """
+        return set()
 
     @abstractmethod
     def remove(self, target: Target, names: Iterable[str]) -> None:

@@ -11,10 +11,10 @@ from artifact_world import RAW, World, write_whole
 from marin_build.artifact.context import BuildContext, BuildResult
 from marin_build.artifact.digest import hash_bytes
 
-DONOR = RAW
+DONOR = "raw/donor/2026.06.28"
 TAKER = "raw/taker/2026.06.28"
 THIRD = "raw/third/2026.06.28"
-"""Of recipes that say the same as that of the donor."""
+"""Nothing is made from these."""
 
 
 def texts(count: int, salt: str = "") -> dict[str, bytes]:
@@ -23,8 +23,8 @@ def texts(count: int, salt: str = "") -> dict[str, bytes]:
 
 
 def with_takers(world: World) -> World:
-    text = (world.folder / "config" / f"{DONOR}.yaml").read_text()
-    for target in (TAKER, THIRD):
+    text = (world.folder / "config" / f"{RAW}.yaml").read_text()
+    for target in (DONOR, TAKER, THIRD):
         world.write(target, text)
     return world
 

@@ -8,8 +8,9 @@ import time
 import pytest
 from artifact_world import Parts, World
 
-from marin_build.artifact import gc as housekeeping
-from marin_build.artifact.gc import DAY, Item, Sweeper
+from marin_build.artifact import sightings
+from marin_build.artifact.gc import Item, Sweeper
+from marin_build.artifact.sightings import DAY
 from marin_build.errors import Stopped
 from marin_build.settings import Settings
 
@@ -22,9 +23,9 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seconds, self.wall, self.boot = 1000.0, time.time(), "boot"
-        monkeypatch.setattr(housekeeping, "boot_id", lambda: self.boot)
-        monkeypatch.setattr(housekeeping.time, "clock_gettime", lambda clock: self.seconds)
-        monkeypatch.setattr(housekeeping.time, "time", lambda: self.wall)
+        monkeypatch.setattr(sightings, "boot_id", lambda: self.boot)
+        monkeypatch.setattr(sightings.time, "clock_gettime", lambda clock: self.seconds)
+        monkeypatch.setattr(sightings.time, "time", lambda: self.wall)
 
     def pass_days(self, days: float) -> None:
         self.seconds += days * DAY
@@ -41,7 +42,7 @@ def sweeper(world: World, days: float = 7, **settings) -> Sweeper:
 
 
 def found(world: World, **settings) -> dict[tuple[str, str], Item]:
-    return {(str(item.target), item.what): item for item in sweeper(world, **settings).look()}
+    return {(item.place, item.what): item for item in sweeper(world, **settings).look()}
 
 
 def deleted(world: World, days: float = 0, **settings) -> list[Item]:

@@ -179,7 +179,7 @@ def test_others_are_the_finished_artifacts_of_the_kind_but_the_target_itself(wor
         return BuildResult()
 
     world.build(TAKER, make)
-    assert seen == [DONOR, RAW_DEV]
+    assert seen == [RAW_DEV, DONOR]
     seen.clear()
     world.build(DONOR, make, force="a run")
     assert seen == [RAW_DEV, TAKER]

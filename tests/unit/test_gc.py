@@ -13,9 +13,9 @@ from sweeping import LOG, VALIDATION, Clock, deleted, drop_recipe, found, interr
 from marin_build.artifact import mirror
 from marin_build.artifact.attempt import read_attempt
 from marin_build.artifact.examine import State
-from marin_build.artifact.gc import DAY
 from marin_build.artifact.lease import Terms, acquire
 from marin_build.artifact.reach import unmatched
+from marin_build.artifact.sightings import DAY
 from marin_build.errors import RecipeError, RequestError, Stopped
 from marin_build.recipe.target import parse_target
 
@@ -65,6 +65,28 @@ def test_a_pin_keeps_an_artifact_and_what_it_was_made_from(finished: World, keep
     assert found(finished, keep=[keep]) == {}
     assert found(finished, keep=["checkpoints/other/*"]).keys() == {(CHECKPOINT, "artifact"), (TOKENS, "artifact")}
     assert unmatched(finished.store, [keep, "checkpoints/other/*"]) == ["checkpoints/other/*"]
+
+
+def test_parts_of_a_set_are_needed_until_the_set_is_finished(world: World):
+    parts = ["parts/x/00000-of-00002/2026.06.28", "parts/x/00001-of-00002/2026.06.28"]
+    world.build_all(RAW, TOKENIZER, *parts)
+    assert found(world) == {}
+    interrupted(world, TOKENS)
+    assert found(world) == {}
+    world.build(TOKENS)
+    assert list(found(world)) == [(part, "artifact") for part in parts]
+    assert found(world, keep=["parts/*"]) == {}
+    assert {item.why for item in deleted(world)} == {"its set is finished, or has no recipe"}
+    assert world.verify(TOKENS).ok
+    assert world.verify(RAW).ok
+
+
+def test_parts_of_a_set_whose_recipe_is_gone_are_not_needed(world: World):
+    part = "parts/v/00000-of-00001/2026.06.28"
+    world.build_all(RAW, TOKENIZER, part)
+    assert found(world) == {}
+    drop_recipe(world, VALIDATION, CHECKPOINT)
+    assert list(found(world)) == [(part, "artifact")]
 
 
 def test_unfinished_work_keeps_what_it_is_made_from(finished: World):
