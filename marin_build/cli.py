@@ -234,6 +234,20 @@ def gc(options: argparse.Namespace) -> int:
     return 0
 
 
+def du(options: argparse.Namespace) -> int:
+    from marin_build.artifact.usage import measure, selected
+    from marin_build.typed import as_target
+    from marin_build.usage_report import Progress, show_usage
+
+    place = Workplace(options)
+    targets = selected(place.store, [as_target(typed, place.settings) for typed in options.targets])
+    report = measure(place.store, targets, Progress())
+    if options.json:
+        return print_json(report.to_dict())
+    show_usage(report)
+    return 0
+
+
 def days(text: str) -> float:
     value = float(text)
     if not 0 <= value < float("inf"):
@@ -351,6 +365,10 @@ def parser() -> argparse.ArgumentParser:
     added.add_argument("--delete", action="store_true", help="delete what has been listed for the grace period")
     added.add_argument(
         "--grace-days", type=days, default=7, help="days from the first listing to the deletion (default: 7)"
+    )
+    added = verb(du, "list the room that artifacts take, and what they share, the largest first", looking)
+    added.add_argument(
+        "targets", nargs="*", metavar="TARGET", help="a target, the front of a name, or a glob (default: all)"
     )
     return top
 

@@ -122,13 +122,16 @@ def links_below(folder: Path, skip: frozenset[str]) -> Iterator[str]:
 
 def sizes_below(folder: Path) -> dict[str, int]:
     """Bytes of every file below a folder, by relative path; nothing where there is no folder."""
-    found: dict[str, int] = {}
+    return {name: seen.st_size for name, seen in stats_below(folder)}
+
+
+def stats_below(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """As `sizes_below`, all that the system says of each."""
     for base, _, names in os.walk(folder):
         front = "" if base == str(folder) else f"{os.path.relpath(base, folder)}/"
         for name in names:
             with contextlib.suppress(FileNotFoundError):  # somebody removed it meanwhile
-                found[f"{front}{name}"] = os.lstat(f"{base}/{name}").st_size
-    return found
+                yield f"{front}{name}", os.lstat(f"{base}/{name}")
 
 
 def external_files(place: str) -> Files:

@@ -28,6 +28,7 @@ from marin_build.artifact.files import (
     first_link,
     is_within,
     sizes_below,
+    stats_below,
 )
 from marin_build.artifact.local_work import LocalWork, without_links
 from marin_build.artifact.record import Record
@@ -40,6 +41,7 @@ from marin_build.artifact.store import (
     REBUILD,
     RECORD,
     TEMPORARY,
+    Held,
     Store,
     disk_errors,
     make_folder,
@@ -78,6 +80,7 @@ class LocalStore(Store):
             raise RequestError(
                 f"the prefix is a path of {size:,} bytes; at most {MAX_PREFIX_BYTES:,} leave room for names"
             )
+        self.place = str(self.prefix)
         self._cache = Path(cache).expanduser().absolute()
         """Where files that an adopted artifact has elsewhere are brought."""
         self._held: set[tuple[int, int, Target]] = set()
@@ -281,6 +284,12 @@ class LocalStore(Store):
 
     def listing(self, target: Target) -> dict[str, int]:
         return sizes_below(self.folder(target))
+
+    def held(self, target: Target) -> list[Held]:
+        return [
+            Held(name, seen.st_size, (seen.st_dev, seen.st_ino), seen.st_nlink)
+            for name, seen in stats_below(self.folder(target))
+        ]
 
     def remove(self, target: Target, names: Iterable[str]) -> None:
         self._refuse_link_out(target)

@@ -30,11 +30,22 @@ from marin_build.artifact.files import Files, LocalFiles, external_files
 from marin_build.artifact.lease import parse_lease
 from marin_build.artifact.object_files import ObjectFiles, fetched
 from marin_build.artifact.object_work import ObjectWork, Source
-from marin_build.artifact.pool import Pool, pool_names
+from marin_build.artifact.pool import POOL, Pool, pool_bytes, pool_names
 from marin_build.artifact.record import Record, parse_record, read_record
-from marin_build.artifact.store import ATTEMPT, BUILDS, KEPT, LEASE, LOGS, OWN_NAMES, RECORD, Store, disk_errors
+from marin_build.artifact.store import (
+    ATTEMPT,
+    BUILDS,
+    KEPT,
+    LEASE,
+    LOGS,
+    OWN_NAMES,
+    RECORD,
+    Held,
+    Store,
+    disk_errors,
+)
 from marin_build.artifact.work import Work
-from marin_build.errors import DamageError, LeasedError
+from marin_build.errors import DamageError, LeasedError, MarinError
 from marin_build.recipe.target import KINDS, Target, is_target, parse_target
 
 FILES = "files"
@@ -48,7 +59,7 @@ class ObjectStore(Store):
     fences_by_lock = False
 
     def __init__(self, bucket: Bucket, cache: str | Path) -> None:
-        self.bucket, self.pool = bucket, Pool(bucket)
+        self.bucket, self.pool, self.place = bucket, Pool(bucket), bucket.shown
         self._cache = Path(cache).expanduser().absolute() / hash_bytes(bucket.shown.encode())[:12]
 
     # ---- small files -------------------------------------------------------------------------------------------------
@@ -240,6 +251,15 @@ class ObjectStore(Store):
         for folder, count in chains.items():
             found |= pool_names(kept.read_chain(self.bucket, f"{target}/{folder}", count).values())
         return found
+
+    def held(self, target: Target) -> list[Held]:
+        """An object of the pool is held once, however many files of a target have its bytes."""
+        own = [Held(name, size, f"{target}/{name}") for name, size in self.listing(target).items()]
+        try:
+            names = self.pool_names_of(target)
+        except MarinError:  # it cannot be known
+            names = set()
+        return own + [Held(f"{POOL}/{name}", pool_bytes(name), name) for name in sorted(names)]
 
     def remove(self, target: Target, names: Iterable[str]) -> None:
         at_once(lambda name: self.bucket.delete(f"{target}/{name}"), names)

@@ -57,3 +57,8 @@ class Pool:
 def pool_names(entries: Iterable[Entry]) -> set[str]:
     """The names in the pool that `entries` refer to."""
     return {key.removeprefix(f"{POOL}/") for key in pooled(entries).values()}
+
+
+def pool_bytes(name: str) -> int:
+    """The size of the object of a name."""
+    return int(name.rpartition("-")[2])

@@ -12,8 +12,9 @@ import contextlib
 import errno
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,9 +70,24 @@ def open_store(prefix: str | Path, cache: str | Path = OBJECT_CACHE) -> Store:
     return LocalStore(str(prefix).removeprefix("file://"), cache)
 
 
+@dataclass(frozen=True)
+class Held:
+    """A file that takes room for a target, or shares that of another."""
+
+    name: str
+    """Relative to the target's folder; in the pool, the key of the object."""
+    bytes: int
+    key: Hashable
+    """Tells what is there once, under however many names."""
+    names: int = 1
+    """How many names the bytes have, as far as the store knows by itself."""
+
+
 class Store(ABC):
     """The artifacts below one prefix."""
 
+    place: str
+    """The prefix, for messages."""
     parallel = 1
     """How many small requests at once pay off."""
     fences_by_lock = True
@@ -217,6 +233,10 @@ class Store(ABC):
             RequestError: a newer version of the program wrote the record.
         """
         return set()
+
+    @abstractmethod
+    def held(self, target: Target) -> list[Held]:
+        """Every file below the folder of `target`, and on an object store what it names in the pool, each once."""
 
     @abstractmethod
     def remove(self, target: Target, names: Iterable[str]) -> None:
