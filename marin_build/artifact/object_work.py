@@ -64,6 +64,12 @@ def _of(entry: Entry | None, keys: Sequence[str] = NOTED[:3]) -> dict[str, Any]:
     return {key: entry[key] for key in keys if key in entry} if entry else {}
 
 
+def _of_their_size(files: ObjectFiles, entries: Sequence[Entry]) -> list[Entry]:
+    """Those that are there."""
+    bad = {problem.path for problem in check_sizes(files, entries)}
+    return [entry for entry in entries if entry["path"] not in bad]
+
+
 class ObjectWork(Work):
     """Only this attempt writes below its `place`."""
 
@@ -84,8 +90,11 @@ class ObjectWork(Work):
         for source in sources:
             missing = [entry for path, entry in source.entries.items() if path not in self._kept]
             entries = [_of(entry, NOTED) for entry in missing]
-            found = at_once(lambda entry, source=source: self._carry(source, entry), entries)  # type: ignore[misc]
-            self._kept |= {entry["path"]: entry for entry, is_there in zip(entries, found, strict=True) if is_there}
+            referred = [entry for entry in entries if entry.get("pool") and entry.get("taken")]
+            self._kept |= {entry["path"]: entry for entry in _of_their_size(source.files, referred)}
+            others = [entry for entry in entries if not (entry.get("pool") and entry.get("taken"))]
+            found = at_once(lambda entry, source=source: self._carry(source, entry), others)  # type: ignore[misc]
+            self._kept |= {entry["path"]: entry for entry, is_there in zip(others, found, strict=True) if is_there}
         self._write_link(self._kept.values(), ())
 
     def _carry(self, source: Source, entry: Entry) -> bool:
@@ -136,8 +145,7 @@ class ObjectWork(Work):
 
     def _take(self, files: ObjectFiles, entries: Sequence[Entry]) -> None:
         with self._keeping:
-            sizes = files.sizes([entry["path"] for entry in entries if entry.get("pool")])
-            there = [entry for entry in entries if sizes.get(entry["path"], entry["bytes"]) == entry["bytes"]]
+            there = _of_their_size(files, entries)
             found = at_once(lambda entry: self._taken(files, entry), there)
             new = [{**_of(e, NOTED), "taken": True} for e, is_there in zip(there, found, strict=True) if is_there]
             if new:
@@ -149,9 +157,9 @@ class ObjectWork(Work):
 
         A repair, or a forced build, may be there because of damage that no record tells of: it reads every byte.
         """
-        if not entry.get("pool") and not self._is_in_store(files, entry):
-            return False
         if self._is_careful and check_bytes(files, [entry]):
+            return False
+        if not entry.get("pool") and not self._is_in_store(files, entry):
             return False
         remove(self.folder / entry["path"])
         return True
@@ -229,13 +237,14 @@ class ObjectWork(Work):
 
     def collect(self, names: Sequence[str], log: str) -> list[dict[str, Any]]:
         elsewhere = self.elsewhere()
-        here = file_entries(self.folder, [name for name in names if name not in elsewhere])
+        here = {e["path"]: e for e in file_entries(self.folder, [name for name in names if name not in elsewhere])}
         log_entry = {**file_entry(self.logs / log), "path": f"{LOGS}/{log}"}
         with self._keeping:
-            self._bring([_Piece(self.folder / entry["path"], entry) for entry in here], ())
+            self._bring([_Piece(self.folder / path, entry) for path, entry in here.items()], ())
         self._bring_logs()
         self._upload(_Piece(self.logs / log, log_entry))
-        return [*(_of(self._kept[name], NOTED[:4]) for name in names), log_entry]
+        brought = {**here, **self._kept}
+        return [*(_of(brought[name], NOTED[:4]) for name in names), log_entry]
 
     def commit(self, lease: Lease, record: Record, tidy: Callable[[], None]) -> None:
         """Stage, seal, put in place. The seal decides: it fails for a builder that has lost its lease."""

@@ -22,6 +22,7 @@ from marin_build.artifact.context import BuildContext, BuildResult
 from marin_build.artifact.digest import hash_bytes, root_digest
 from marin_build.artifact.lease import Lease, parse_lease
 from marin_build.artifact.local_store import LocalStore
+from marin_build.artifact.object_files import ObjectFiles
 from marin_build.artifact.object_store import ObjectStore
 from marin_build.artifact.publish import build
 from marin_build.artifact.record import Record, parse_record, read_record
@@ -72,6 +73,8 @@ class World:
         """Digest of the artifact one of whose files is damaged from the start."""
         self.repaired = ""
         """What its bytes are made from: a repair makes the same ones."""
+        self.shares = False
+        """Whether builders bring their files to where other artifacts can take them over."""
         self._whole: set[bytes] = set()
 
     def store(self) -> Store:
@@ -144,7 +147,7 @@ class World:
                         temporary = path.with_name(f"{path.name}.{_me()}.tmp")
                         temporary.write_bytes(part(number, kept))
                         os.replace(temporary, path)
-                        context.keep([path.name])
+                        context.keep([path.name], shared=self.shares)
             return BuildResult()
 
         return make
@@ -278,8 +281,9 @@ class LocalWorld(World):
 class ObjectWorld(World):
     """A bucket; each actor has a scratch folder of its own."""
 
-    def __init__(self, folder: Path, cast: Cast, *, conditional: bool = True) -> None:
+    def __init__(self, folder: Path, cast: Cast, *, conditional: bool = True, shares: bool = False) -> None:
         super().__init__(folder, cast)
+        self.shares = shares
         self.shared: SimulatedBucket = SimulatedBucket(conditional=conditional)
         self.is_fenced = conditional
 
@@ -294,7 +298,8 @@ class ObjectWorld(World):
         self.shared.initial = {key: data for key, (data, _) in self.shared.objects.items()}
 
     def damage(self, name: str, data: bytes | None) -> None:
-        key = next(key for key in self.shared.initial if key.endswith(f"/{name}"))
+        record = parse_record(self.shared.initial[f"{RAW}/{RECORD}"], TARGET, RECORD)
+        key = ObjectFiles(self.shared, f"{RAW}/{record.folder}", record.files).key(name)
         if data is None:
             del self.shared.initial[key]
         else:
@@ -400,6 +405,10 @@ def _unconditional(folder: Path, cast: Cast) -> World:
     return ObjectWorld(folder, cast, conditional=False)
 
 
+def _shared(folder: Path, cast: Cast) -> World:
+    return ObjectWorld(folder, cast, shares=True)
+
+
 QUICK_ON_OBJECTS = {
     "two builders from nothing": (CRASH, PAUSE),
     "a rebuild and a reader": (PAUSE,),
@@ -412,6 +421,7 @@ OBJECTS = tuple(
     for kind, make, quick in (
         ("preconditions", ObjectWorld, QUICK_ON_OBJECTS),
         ("no preconditions", _unconditional, {"two builders from nothing": (PAUSE,)}),
+        ("shared files", _shared, {"two builders from nothing": (CRASH,), "two repairs": (CRASH,)}),
     )
     for scenario in LOCAL
 )
