@@ -84,7 +84,7 @@ def floor(sets: dict[str, Shards]) -> Callable[[int], object]:
 def cases(folder: Path, tokens: int) -> dict[str, Callable[[int], object]]:
     wide, narrow = make_sets(folder, tokens, np.int32), make_sets(folder, tokens, np.uint16)
     jumps = np.random.default_rng(2).integers(0, 10**9, 10**5).tolist()
-    leaper = loader(wide, 2048, False)
+    leaper, with_segments = loader(wide, 2048, False), loader(wide, 2048, True)
     return {
         "bare slice copies (floor)": floor(wide),
         "loader, block 2048": loader(wide, 2048, False).batch,
@@ -93,6 +93,7 @@ def cases(folder: Path, tokens: int) -> dict[str, Callable[[int], object]]:
         "loader, block 16384": loader(wide, 16384, False).batch,
         "loader, uint16 shards": loader(narrow, 2048, False).batch,
         "loader, steps in random order": lambda step: leaper.batch(jumps[step]),
+        "loader, segments, steps in random order": lambda step: with_segments.batch(jumps[step]),
     }
 
 

@@ -178,8 +178,8 @@ class WindowReader:
     def _inside(self, shard: int, starts: Integers) -> tuple[Integers, Tokens]:
         """How many documents begin inside each row [N] of one shard, and their positions [M] in (0, T]."""
         offsets = self._offsets[shard]
-        ends = np.stack([starts, starts + self._sequence_length]).astype(offsets.dtype)  # or all offsets are copied
-        first, end = np.searchsorted(offsets, ends, side="right")
+        first = offsets.searchsorted(starts.astype(offsets.dtype), side="right")  # else all offsets are copied
+        end = offsets.searchsorted((starts + self._sequence_length).astype(offsets.dtype), side="right")
         counts = end - first
         return counts, (offsets[spread(first, counts)] - np.repeat(starts, counts)).astype(np.int32)
 

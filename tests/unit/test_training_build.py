@@ -138,6 +138,26 @@ def test_a_stop_finishes_the_step_saves_and_the_next_build_ends_with_the_same_bi
     assert losses(world) == losses(straight[0])
 
 
+STAGES = {
+    "data.train.late": {"target": VALID, "weight": 0, "max_epochs": 3},
+    "data.stages": [{"from_step": 10, "weights": {"tiny": 1, "late": 1}}],
+}
+
+
+def test_a_run_resumed_before_a_stage_ends_with_the_bits_of_one_that_was_not(tmp_path, straight):
+    whole = build(TrainingWorld(tmp_path / "whole", **STAGES).context())
+    world = TrainingWorld(tmp_path / "resumed", **STAGES)
+    with pytest.raises(Stopped, match=r"stopped at step 8 of 20"):
+        build(world.context(stop_requested=stop_after(world, 9)))
+    resumed = build(world.context())
+    assert resumed.digest == whole.digest != straight[1].digest
+    assert resumed.details["epochs"] == whole.details["epochs"]
+    assert 0 < whole.details["epochs"]["late"] < 3
+    ten = {step: loss for step, loss in losses(world).items() if step <= 10}
+    assert ten == {step: loss for step, loss in losses(straight[0]).items() if step <= 10}
+    assert losses(world)[11] != losses(straight[0])[11]
+
+
 def test_a_stop_before_the_first_step_saves_nothing_and_starts_again(tmp_path):
     world = TrainingWorld(tmp_path)
     with pytest.raises(Stopped, match="stopped before its first step, so nothing was saved"):
