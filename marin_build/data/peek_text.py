@@ -7,18 +7,20 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from io import BufferedReader
 from itertools import chain, islice
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow
 import pyarrow.parquet
 
-from marin_build.artifact.record import Record
+from marin_build.artifact.files import Files, LocalFiles
 from marin_build.artifact.store import LOGS, Store
 from marin_build.data.documents import lines, paragraphs
-from marin_build.data.peek import bring, finished
-from marin_build.data.reading import CHUNK_BYTES, GZIP, NO_TEXT, ZSTD, decompressed
+from marin_build.data.peek import finished
+from marin_build.data.places import Place, open_place
+from marin_build.data.reading import CHUNK_BYTES, GZIP, NO_TEXT, ZSTD, decompressed, read_chunks
+from marin_build.data.rows import ARROW_MAGIC
 from marin_build.errors import DamageError, RequestError
 from marin_build.foreign import shortened
 from marin_build.recipe.target import Target
@@ -52,8 +54,11 @@ def excerpts(
     record = finished(store, target)
     names = [entry["path"] for entry in record.files if not entry["path"].startswith(f"{LOGS}/")]
     name = _chosen(target, names, file)
+    bytes_of = {entry["path"]: entry["bytes"] for entry in record.files}
+    files = store.files(record)
+    place = files.folder / name if isinstance(files, LocalFiles) else _Stored(files, name, bytes_of[name])
     try:
-        found = islice(_fields(store, record, name), first, first + rows)
+        found = islice(_fields(place), first, first + rows)
         read = [Excerpt(name, number, fields) for number, fields in enumerate(found, first)]
     except UnicodeDecodeError as error:
         raise RequestError(f"{target}: {name} holds bytes that are no UTF-8 text: {error.reason}") from None
@@ -63,7 +68,7 @@ def excerpts(
         ) from None
     if not read:
         raise RequestError(f"{target}: {name} has no row {first:,}")
-    return read, {"files": len(names), "bytes": sum(entry["bytes"] for entry in record.files)}
+    return read, {"files": len(names), "bytes": sum(bytes_of.values())}
 
 
 def _chosen(target: Target, names: list[str], wanted: str | None) -> str:
@@ -79,15 +84,33 @@ def _chosen(target: Target, names: list[str], wanted: str | None) -> str:
     return matching[0]
 
 
-def _fields(store: Store, record: Record, name: str) -> Iterator[Mapping[str, str]]:
-    lower = name.lower()
+@dataclass(frozen=True)
+class _Stored:
+    """A file of an artifact in a store, as a place to read from."""
+
+    files: Files
+    path: str
+    bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.files.shown}/{self.path}"
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2]
+
+    def open(self) -> BinaryIO:
+        return BufferedReader(self.files.open(self.path), CHUNK_BYTES)
+
+
+def _fields(place: Place) -> Iterator[Mapping[str, str]]:
+    lower = place.name.lower()
     if lower.endswith(".parquet"):
-        batches = pyarrow.parquet.ParquetFile(bring(store, record, name)).iter_batches(16, use_threads=False)
-        return _rows(batches)
+        return _rows(_parquet_batches(place))
     if lower.endswith(".arrow"):
-        return _rows(_arrow_batches(bring(store, record, name)))
-    text = decompressed(Path(store.files(record).shown, name), _chunks(store, record, name))
-    if _plain(name).endswith(JSON_LINES):
+        return _rows(_arrow_batches(place))
+    text = decompressed(place, read_chunks(place, 0, None, lambda _: None))
+    if _plain(place.name).endswith(JSON_LINES):
         return _json(text)
     return ({"": _bounded(unit).decode().strip("\n")} for unit in paragraphs(lines(text)))
 
@@ -112,12 +135,6 @@ def _json(text: Iterator[bytes]) -> Iterator[Mapping[str, str]]:
     for line in lines(chain([first], text)):
         if line.strip():
             yield _record(_bounded(line))
-
-
-def _chunks(store: Store, record: Record, name: str) -> Iterator[bytes]:
-    with store.files(record).open(name) as file:
-        while chunk := file.read(CHUNK_BYTES):
-            yield chunk
 
 
 def _bounded(unit: bytes) -> bytes:
@@ -146,15 +163,19 @@ def _rows(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[Mapping[str, str]]
             yield {name: _spelled(column[number].as_py()) for name, column in columns}
 
 
-def _arrow_batches(path: Path) -> Iterator[pyarrow.RecordBatch]:
-    with pyarrow.memory_map(str(path)) as file:
-        try:
-            reader = pyarrow.ipc.open_stream(file)
-        except pyarrow.ArrowInvalid:
+def _parquet_batches(place: Place) -> Iterator[pyarrow.RecordBatch]:
+    with open_place(place) as file:
+        yield from pyarrow.parquet.ParquetFile(file, pre_buffer=False).iter_batches(16, use_threads=False)
+
+
+def _arrow_batches(place: Place) -> Iterator[pyarrow.RecordBatch]:
+    with open_place(place) as file:
+        if file.read(len(ARROW_MAGIC)) == ARROW_MAGIC:
             whole = pyarrow.ipc.open_file(file)
             yield from (whole.get_batch(number) for number in range(whole.num_record_batches))
             return
-        yield from reader
+        file.seek(0)
+        yield from pyarrow.ipc.open_stream(file)
 
 
 def _spelled(value: Any) -> str:

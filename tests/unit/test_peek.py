@@ -349,6 +349,37 @@ def test_rows_of_columns_are_read(empty, capsys, kind):
     assert [row["fields"] for row in found] == [{"text": "one", "tags": '["a"]'}, {"text": "two", "tags": "null"}]
 
 
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.parquet", "a.arrow"])
+def test_raw_text_in_a_bucket_is_read_there(empty, capsys, name):
+    table = pyarrow.table({"text": ["one", "two"]})
+    if name.endswith("gz"):
+        Path(name).write_bytes(gzip.compress(b'{"text": "one"}\n{"text": "two"}\n'))
+    elif name.endswith("parquet"):
+        pyarrow.parquet.write_table(table, name)
+    else:
+        with pyarrow.ipc.new_file(name, table.schema) as writer:
+            writer.write_table(table)
+    expected = excerpts(capsys, empty, name, Path(name).read_bytes())
+    store, target, there = open_store("artifacts"), parse_target("raw/one/dev"), f"memory://peek/{name}"
+    record = read_record(store, target)
+    open_bucket(there).upload(empty / "source" / name, name)
+    write_record(store, replace(record, external=there, files=record.content))
+    found = rows(capsys, "raw/one/dev", "--config", f"object_cache={empty / 'cache'}")
+    assert found == expected
+    assert [row["fields"] for row in found] == [{"text": "one"}, {"text": "two"}]
+    assert not (empty / "cache").exists()
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.parquet", "a.arrow"])
+def test_a_damaged_file_is_an_error_that_names_it(empty, capsys, name):
+    excerpts(capsys, empty, "a.txt", b"text\n")
+    (empty / "source" / name).write_bytes(b"\x1f\x8bno such thing")
+    write_raw(empty, name)
+    text = refused(capsys, "raw/one/dev")
+    assert name in text
+    assert "damaged" in text or "cannot be read" in text
+
+
 def test_what_is_no_text_is_refused(empty, capsys):
     (empty / "source").mkdir()
     (empty / "source" / "a.bin").write_bytes(b"\x80\xff\n")
