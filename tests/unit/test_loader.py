@@ -438,7 +438,8 @@ def staged(draw: st.DrawFn) -> dict[str, Any]:
     batch_size, block = draw(st.integers(1, 20)), draw(st.integers(4, 30))
     apart = block // math.gcd(block, batch_size)
     begins = draw(st.lists(st.integers(1, 6), unique=True, max_size=3).map(sorted))
-    weights = st.dictionaries(st.sampled_from("abc"), st.integers(1, 3), min_size=1)
+    weight = st.one_of(st.integers(1, 3), st.floats(0.2, 3))
+    weights = st.dictionaries(st.sampled_from("abc"), weight, min_size=1)
     named = {"a": 0, "b": 0, "c": 0}
     first, *later = [{**named, **draw(weights)} for _ in range(len(begins) + 1)]
     assume(all(_has_slots(each, block) for each in (first, *later)))
@@ -446,7 +447,7 @@ def staged(draw: st.DrawFn) -> dict[str, Any]:
     return {"weights": first, "stages": stages, "mixture_block": block, "global_batch_size": batch_size}
 
 
-def _has_slots(weights: dict[str, int], block: int) -> bool:
+def _has_slots(weights: dict[str, float], block: int) -> bool:
     try:
         return bool(block_counts(weights, block))
     except RequestError:

@@ -9,8 +9,8 @@ import pytest
 
 MODEL = "checkpoints/tiny/2026.01.01"
 HEAVY = """
-jax jaxlib flax optax orbax datasets pyarrow numpy pandas scipy wandb tokenizers fastokens transformers torch huggingface_hub
-fsspec zstandard orjson rich
+jax jaxlib flax optax orbax datasets pyarrow numpy pandas scipy wandb tokenizers fastokens transformers torch
+huggingface_hub fsspec zstandard orjson rich
 """
 
 
