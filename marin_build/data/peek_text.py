@@ -52,9 +52,9 @@ def excerpts(
         DamageError: the file is not as recorded.
     """
     record = finished(store, target)
-    names = [entry["path"] for entry in record.files if not entry["path"].startswith(f"{LOGS}/")]
-    name = _chosen(target, names, file)
-    bytes_of = {entry["path"]: entry["bytes"] for entry in record.files}
+    texts = [entry for entry in record.files if not entry["path"].startswith(f"{LOGS}/")]
+    bytes_of = {entry["path"]: entry["bytes"] for entry in texts}
+    name = _chosen(target, list(bytes_of), file)
     files = store.files(record)
     place = files.folder / name if isinstance(files, LocalFiles) else _Stored(files, name, bytes_of[name])
     try:
@@ -68,7 +68,7 @@ def excerpts(
         ) from None
     if not read:
         raise RequestError(f"{target}: {name} has no row {first:,}")
-    return read, {"files": len(names), "bytes": sum(bytes_of.values())}
+    return read, {"files": len(bytes_of), "bytes": sum(bytes_of.values())}
 
 
 def _chosen(target: Target, names: list[str], wanted: str | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,16 +14,21 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
+from marin_build.artifact import publish
 from marin_build.artifact.fsspec_bucket import open_bucket
+from marin_build.artifact.object_store import ObjectStore
 from marin_build.artifact.record import read_record, write_record
 from marin_build.artifact.store import open_store
+from marin_build.build import builder_of
 from marin_build.cli import main
 from marin_build.data import peek
 from marin_build.data.loader import TrainingLoader
+from marin_build.data.peek_text import excerpts as excerpts_of
 from marin_build.data.shards import Shard, TokenizedSet
 from marin_build.recipe.load import RecipeBook
 from marin_build.recipe.mixture_schedule import schedule_of
 from marin_build.recipe.target import parse_target
+from marin_build.settings import Settings
 
 RAW, TOKENIZER = "raw/notes/2026.01.01", "tokenizers/bytes/2026.01.01"
 NOTES, MORE = "tokenized/bytes/notes/2026.01.01", "tokenized/bytes/more/2026.01.01"
@@ -239,6 +245,23 @@ def test_of_an_artifact_that_lies_in_a_bucket_only_what_is_shown_is_brought(plac
         write_record(store, record)
     brought = {path.name for path in (place / "cache").rglob("*") if path.is_file()}
     assert brought == {"ledger.json", "b.jsonl-00000.arrow"}
+
+
+def test_an_object_store_is_looked_into_as_a_disk_is(place, tmp_path):
+    store = ObjectStore(open_bucket(f"memory://peek/{tmp_path.name}"), tmp_path / "cache")
+    book, settings = RecipeBook("config"), Settings()
+    for text in (RAW, TOKENIZER, NOTES, MORE):
+        target = parse_target(text)
+        publish.build(target, book, store, settings, builder_of(target.kind), forced_run=None, run=None, command=[])
+    shutil.rmtree(tmp_path / "cache")
+    disk = open_store("artifacts")
+    recipe = book.load(parse_target(TRAINING))
+    for look in (
+        lambda store: peek.documents(store, parse_target(NOTES), first=3, shard=None, rows=9, full=True),
+        lambda store: peek.training_rows(store, parse_target(TRAINING), recipe, step=3, first=0, rows=8, full=True),
+        lambda store: excerpts_of(store, parse_target(RAW), file="b*", first=0, rows=9),
+    ):
+        assert look(store) == look(disk)
 
 
 # ---- rows of a training ----------------------------------------------------------------------------------------------
