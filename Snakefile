@@ -28,5 +28,6 @@ rule quickstart:
 
 include: "rules/raw.smk"
 include: "rules/tokenizer.smk"
+include: "rules/check.smk"
 include: "rules/tokenize.smk"
 include: "rules/train.smk"

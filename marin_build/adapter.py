@@ -36,7 +36,7 @@ from marin_build.artifact.examine import State, Status, examine, examine_all
 from marin_build.artifact.store import open_store
 from marin_build.errors import MarinError, RequestError
 from marin_build.foreign import printable
-from marin_build.recipe.dependencies import closure, needs
+from marin_build.recipe.dependencies import closure
 from marin_build.recipe.load import RecipeBook
 from marin_build.recipe.target import TARGET_PATTERN, Target, is_target, parse_target
 from marin_build.runs import Plan, decide, restrict, table
@@ -77,7 +77,7 @@ class Build:
         with _clean_errors():
             self._given = dict(config)
             self._settings = resolve(config, command_line=_typed_settings(workflow, config))
-            self._book = RecipeBook(self._settings.recipes)
+            self._book = RecipeBook(self._settings.recipes, self._settings.encoder)
             self._store = open_store(self._settings.prefix, self._settings.object_cache)
         self._run = uuid.uuid4().hex[:12] if workflow.is_main_process else os.environ.get(RUN_VARIABLE)
         if workflow.is_main_process:  # a spawned job gets concrete files: leave them alone
@@ -237,7 +237,7 @@ class Build:
         return [n for n in needed if n not in self._plan.runs and self._status(n).record is not None]
 
     def _needs(self, target: Target) -> list[Target]:
-        return [parse_target(text) for text in needs(self._book.load(target))]
+        return [parse_target(text) for text in self._book.needs(target)]
 
     def _status(self, target: Target) -> Status:
         if target not in self._statuses:

@@ -16,6 +16,7 @@ BUILDERS = {
     "tokenizers": "marin_build.data.tokenizer",
     "tokenized": "marin_build.data.tokenize",
     "parts": "marin_build.data.tokenize_part",
+    "checks": "marin_build.data.encoder_check",
     "checkpoints": "marin_build.training.build",
 }
 """The module of each kind, with a function `build`; imported when it is needed, since some take seconds to load."""

@@ -97,7 +97,7 @@ def _pulled(status: Status, needs: Needs, why: Mapping[Target, str]) -> str | No
     """Why a target runs because others do."""
     if is_unfinished(status):
         return _unfinished(status) if any(status.target in needs[consumer] for consumer in why) else None
-    rebuilt = [need for need in needs[status.target] if need.is_dev and need in why]
+    rebuilt = [need for need in needs[status.target] if need.is_dev and not need.is_derived and need in why]
     return f"dev: its dependency {rebuilt[0]} is rebuilt" if rebuilt else None
 
 

@@ -48,6 +48,9 @@ class Settings(BaseModel):
     """A lease without a heartbeat for this long is void; the heartbeat comes three times as often."""
     processes: Annotated[int, Field(ge=1)] | None = None
     """Worker processes for tokenizing; none: the cores that this process may use."""
+    encoder: Literal["auto", "tokenizers"] = "auto"
+    """What turns text into ids. `auto`: the fast one, for tokenizers for which a check has shown that it gives the ids
+    of the reference; `tokenizers`: the reference always, and no checks."""
     mesh: dict[str, int] | None = None
     """Overrides `execution.mesh` of the recipe, for example mesh='{data: 2, fsdp: 4, tensor: 1}'."""
     micro_batch_size: Annotated[int, Field(ge=1)] | None = None

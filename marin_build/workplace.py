@@ -27,7 +27,7 @@ class Workplace:
         from marin_build.recipe.load import RecipeBook
 
         self.settings: Settings = read_settings(options)
-        self.book: RecipeBook = RecipeBook(self.settings.recipes)
+        self.book: RecipeBook = RecipeBook(self.settings.recipes, self.settings.encoder)
         self.store: Store = open_store(self.settings.prefix, self.settings.object_cache)
 
     def target(self, typed: str) -> Target:

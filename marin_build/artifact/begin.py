@@ -20,7 +20,7 @@ from marin_build.artifact.work import Work
 from marin_build.errors import DamageError
 from marin_build.recipe.target import Target
 
-KINDS_MADE_ANEW = frozenset({"raw", "tokenizers", "tokenized", "parts"})
+KINDS_MADE_ANEW = frozenset({"raw", "tokenizers", "tokenized", "parts", "checks"})
 """Cheap enough to be built from nothing by a plain run when nothing says what their files are."""
 
 

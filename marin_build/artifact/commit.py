@@ -90,7 +90,7 @@ def check_recipe_unchanged(book: RecipeBook, look: Look, attempt: Attempt) -> No
     """Raise DriftError unless the recipe files still say what they said at the start."""
     from marin_build.recipe.load import RecipeBook
 
-    target, fresh = attempt.target, RecipeBook(book.folder)
+    target, fresh = attempt.target, RecipeBook(book.folder, book.encoder)
     note = "it was edited during the build, so nothing was committed; what was made stays and resumes once restored"
     try:
         found = causes(fresh, look.record, target, attempt)

@@ -114,7 +114,7 @@ class Sweeper:
         return PoolSweeper(self.store, self.grace_seconds, self.logger)
 
     def _book(self) -> RecipeBook:
-        return RecipeBook(self.settings.recipes)
+        return RecipeBook(self.settings.recipes, self.settings.encoder)
 
     def _items(self, look: Look, target: Target, is_needed: bool) -> Iterator[Item]:
         listing = self.store.listing(target)

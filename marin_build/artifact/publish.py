@@ -31,7 +31,7 @@ from marin_build.artifact.stop import StopSignals
 from marin_build.artifact.store import FULL, LEASE, Store, disk_error
 from marin_build.artifact.work import Work
 from marin_build.errors import DamageError, MarinError, RequestError, Stopped
-from marin_build.recipe.dependencies import identity_dependencies, needs, unresolved
+from marin_build.recipe.dependencies import identity_dependencies, unresolved
 from marin_build.recipe.target import Target, parse_target
 from marin_build.settings import Settings
 
@@ -191,12 +191,12 @@ def refuse_unpinned(book: RecipeBook, target: Target) -> None:
 
 
 def dependencies_of(look: Look, target: Target) -> dict[str, Record]:
-    """Records of everything that the recipe names: finished, of its recipe of now, with every file in its place.
+    """Records of everything that it needs: finished, of its recipe of now, with every file in its place.
 
     Raises:
         RequestError, DriftError, DamageError: one is not.
     """
-    return {text: finished_dependency(look, target, parse_target(text)) for text in needs(look.book.load(target))}
+    return {text: finished_dependency(look, target, parse_target(text)) for text in look.book.needs(target)}
 
 
 def finished_dependency(look: Look, consumer: Target, target: Target) -> Record:

@@ -10,7 +10,6 @@ Shapes: N documents, P pieces of documents, T ids of all documents.
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
@@ -21,8 +20,10 @@ import tokenizers
 from marin_build.data.pieces import cut, groups, may_be_cut
 from marin_build.errors import RequestError
 from marin_build.foreign import shortened
+from marin_build.recipe.derived import FAST_LIBRARY as FAST
+from marin_build.recipe.derived import REFERENCE_LIBRARY as REFERENCE
+from marin_build.recipe.derived import installed
 
-REFERENCE, FAST = "tokenizers", "fastokens"
 Encoded = tuple[np.ndarray, np.ndarray]
 """ids [T] uint32, and offsets [N + 1] int64: document n is ids[offsets[n]:offsets[n + 1]]."""
 
@@ -81,13 +82,13 @@ class FastEncoder(_PieceEncoder):
     """
 
     name = FAST
+    version = installed(FAST) or "not installed"
 
     def __init__(self, tokenizer_json: bytes, cuts: bool = False) -> None:
         super().__init__(cuts)
         os.environ["FASTOKENS_BPE_THREADS"] = "1"  # one process is one thread; read when its first text comes
         import fastokens
 
-        self.version = fast_version()
         with failures_as(ValueError, f"{FAST} {self.version} says"):
             # from_file would add what tokenizer_config.json beside it says, as the reference does not
             self._tokenizer = fastokens.Tokenizer.from_json_str(tokenizer_json.decode())
@@ -119,18 +120,23 @@ def offsets_of(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
     return offsets
 
 
-def make_encoder(tokenizer_json: bytes, specification: dict[str, Any], fast: bool = False) -> Encoder:
-    """The encoder for a tokenizer.json, given as its bytes and as read; `fast` where parity has been shown."""
+def encoder_kind(specification: dict[str, Any], fast: bool = False) -> type[Encoder]:
+    """What encodes for a tokenizer.json; `fast` where parity has been shown."""
     if gives_bytes(specification):
-        return ByteEncoder()
-    if fast:
+        return ByteEncoder
+    return FastEncoder if fast else LibraryEncoder
+
+
+def make_encoder(tokenizer_json: bytes, specification: dict[str, Any], fast: bool = False) -> Encoder:
+    """The encoder for a tokenizer.json, given as its bytes and as read."""
+    kind = encoder_kind(specification, fast)
+    if kind is FastEncoder:
         return FastEncoder(tokenizer_json, may_be_cut(specification))
-    return LibraryEncoder(read_library(tokenizer_json), may_be_cut(specification))
-
-
-def fast_version() -> str:
-    """The installed version of fastokens, without importing it."""
-    return importlib.metadata.version(FAST)
+    return (
+        ByteEncoder()
+        if kind is ByteEncoder
+        else LibraryEncoder(read_library(tokenizer_json), may_be_cut(specification))
+    )
 
 
 def read_library(tokenizer_json: bytes) -> tokenizers.Tokenizer:

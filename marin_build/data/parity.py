@@ -16,10 +16,9 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import tokenizers
 
 from marin_build.artifact.strict_json import parse_object
-from marin_build.data.encoder import Encoder, FastEncoder, LibraryEncoder, fast_version, read_library
+from marin_build.data.encoder import Encoder, FastEncoder, LibraryEncoder, read_library
 from marin_build.errors import RequestError
 from marin_build.foreign import shortened
 
@@ -82,7 +81,7 @@ def parity(tokenizer_json: bytes, sample: Sequence[str]) -> ParityResult:
         ValueError: the reference does not read the tokenizer.
     """
     reference: Encoder = LibraryEncoder(read_library(tokenizer_json))
-    versions = {"fastokens": fast_version(), "tokenizers": tokenizers.__version__}
+    versions = {"fastokens": FastEncoder.version, "tokenizers": LibraryEncoder.version}
     texts = characters = 0
     try:
         fast: Encoder = FastEncoder(tokenizer_json)

@@ -40,11 +40,13 @@ class Assignment:
     tokenizer_folder: Path
     policy: Policy
     max_bad_documents: int
+    fast: bool = False
+    """Whether a check has shown that the fast encoder gives the ids of the reference."""
 
     @cached_property
     def tokenizer(self) -> LoadedTokenizer:
         """Loaded when the first text is there: a resumed build may not need it."""
-        loaded = load_tokenizer(self.tokenizer_folder)
+        loaded = load_tokenizer(self.tokenizer_folder, self.fast)
         if loaded.digest != self.policy.tokenizer_digest:
             raise DamageError(f"the tokenizer in {self.tokenizer_folder} changed while it was used")
         return loaded

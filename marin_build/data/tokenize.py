@@ -15,6 +15,8 @@ from marin_build.artifact.store import TEMPORARY
 from marin_build.data.crew import cores, make_crew
 from marin_build.data.documents import can_be_cut
 from marin_build.data.durable import json_bytes, remove
+from marin_build.data.encoder import ByteEncoder, FastEncoder
+from marin_build.data.encoder_check import may_be_fast, recorded_bytes
 from marin_build.data.foreman import Foreman
 from marin_build.data.ledger import DATASET_INFO, STATE, Policy, shard_stem, sidecar_of, write_ledger
 from marin_build.data.part import Assignment
@@ -23,7 +25,7 @@ from marin_build.data.reading import check_format, is_compressed
 from marin_build.data.shards import LEDGER, TokenizedSet
 from marin_build.data.sources import SourceFile, source_files
 from marin_build.data.vocabulary import TOKENIZER, LoadedTokenizer, load_tokenizer
-from marin_build.errors import DamageError, RequestError
+from marin_build.errors import RequestError
 from marin_build.recipe.schema import TokenBudget, TokenizedRecipe
 
 MAX_SHARD_BYTES = 128 << 20
@@ -46,7 +48,7 @@ def build(context: BuildContext) -> BuildResult:
     """
     recipe = context.recipe
     assert isinstance(recipe, TokenizedRecipe)
-    tokenizer = open_tokenizer(context.dependencies[recipe.tokenizer])
+    tokenizer = choose_encoder(context, recipe)
     assignment = make_assignment(context, recipe, tokenizer)
     files = _in_order(source_files(context, recipe.source), recipe.token_budget)
     for file in files:
@@ -64,15 +66,20 @@ def build(context: BuildContext) -> BuildResult:
     return _finish(context, recipe, tokenizer, files, foreman)
 
 
-def open_tokenizer(dependency: Dependency) -> LoadedTokenizer:
-    loaded = load_tokenizer(dependency.folder)
-    recorded = {entry["path"]: entry["xxh3_128"] for entry in dependency.record["files"]}
-    if recorded.get(TOKENIZER) != loaded.digest:
-        raise DamageError(
-            f"{dependency.target} is damaged: {TOKENIZER} is not what its record says: "
-            f"expected {recorded.get(TOKENIZER)}, seen {loaded.digest}\n  snakemake {dependency.target}"
-        )
+def choose_encoder(context: BuildContext, recipe: TokenizedRecipe) -> LoadedTokenizer:
+    """The tokenizer with the fast encoder, where a check of this very tokenizer allows it; says which it is."""
+    dependency = context.dependencies[recipe.tokenizer]
+    digest = hash_bytes(recorded_bytes(dependency, TOKENIZER))
+    fast, why = may_be_fast(context.dependencies, recipe.tokenizer, digest)
+    loaded = open_tokenizer(dependency, fast)
+    kind = loaded.encoder_kind
+    context.logger.info(f"encoding with {kind.name} {kind.version}" + ("" if kind is ByteEncoder else f": {why}"))
     return loaded
+
+
+def open_tokenizer(dependency: Dependency, fast: bool = False) -> LoadedTokenizer:
+    recorded_bytes(dependency, TOKENIZER)  # is what its record says
+    return load_tokenizer(dependency.folder, fast)
 
 
 def make_assignment(context: BuildContext, recipe: TokenizedRecipe, tokenizer: LoadedTokenizer) -> Assignment:
@@ -89,7 +96,14 @@ def make_assignment(context: BuildContext, recipe: TokenizedRecipe, tokenizer: L
         shard_bytes=recipe.shard_bytes,
     )
     folder = context.dependencies[recipe.tokenizer].folder
-    return Assignment(str(context.target), context.folder, folder, policy, recipe.max_bad_documents)
+    return Assignment(
+        str(context.target),
+        context.folder,
+        folder,
+        policy,
+        recipe.max_bad_documents,
+        tokenizer.encoder_kind is FastEncoder,
+    )
 
 
 def _special(context: BuildContext, recipe: TokenizedRecipe, role: str, number: int | None) -> int:
@@ -183,7 +197,7 @@ def _finish(
         f"{totals['tokens']:,} tokens in {totals['documents']:,} documents, "
         f"{totals['text_bytes'] / totals['tokens']:.3f} bytes a token; {foreman.made} shards made, {foreman.kept} kept"
     )
-    encoder = {"name": tokenizer.encoder.name, "version": tokenizer.encoder.version}
+    encoder = {"name": tokenizer.encoder_kind.name, "version": tokenizer.encoder_kind.version}
     details = {
         "encoder": encoder,
         "processes": foreman.processes,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count, islice, pairwise
@@ -23,7 +23,7 @@ from typing_extensions import NotRequired, TypedDict  # noqa: UP035 (pydantic ne
 from marin_build.artifact.bodies import Count, check
 from marin_build.artifact.digest import hash_bytes
 from marin_build.artifact.strict_json import parse_object
-from marin_build.data.encoder import Encoded, Encoder, byte_characters, make_encoder, read_library
+from marin_build.data.encoder import Encoded, Encoder, byte_characters, encoder_kind, make_encoder, read_library
 from marin_build.errors import DamageError, RequestError
 from marin_build.recipe.schema import SpecialTokens
 
@@ -47,7 +47,13 @@ class LoadedTokenizer:
     pad_id: int | None
     digest: str
     """xxh3_128 of its tokenizer.json."""
-    encoder: Encoder
+    encoder_kind: type[Encoder]
+    make_encoder: Callable[[], Encoder]
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        """Made when the first text comes: who only needs the ids of special tokens does not wait for it."""
+        return self.make_encoder()
 
     def encode(self, texts: Sequence[str]) -> Encoded:
         """ids [T] uint32 and offsets [N + 1] int64 of N documents; no special tokens are added or recognised."""
@@ -103,7 +109,7 @@ def load_tokenizer(folder: str | Path, fast: bool = False) -> LoadedTokenizer:
     try:
         data = read_small(folder / TOKENIZER)
         specification, config = _specification(data), parse_object(read_small(folder / CONFIG))
-        encoder = make_encoder(data, specification, fast)
+        encoder = None if fast else make_encoder(data, specification)  # proves that the reference reads it
     except OSError as error:
         place = error.filename or folder
         raise DamageError(f"{place} cannot be read: {error.strerror}; build the tokenizer again") from None
@@ -116,7 +122,8 @@ def load_tokenizer(folder: str | Path, fast: bool = False) -> LoadedTokenizer:
         vocab_size=len(all_tokens(specification)),
         **{f"{role}_id": named[role] for role in ROLES},
         digest=hash_bytes(data),
-        encoder=encoder,
+        encoder_kind=encoder_kind(specification, fast),
+        make_encoder=lambda: encoder or make_encoder(data, specification, fast),
     )
 
 

@@ -14,6 +14,7 @@ from marin_build.recipe.consistency import check_run
 from marin_build.recipe.fields import UNRESOLVED
 from marin_build.recipe.schema import (
     CheckpointRecipe,
+    EncoderCheckRecipe,
     PartRecipe,
     Recipe,
     TokenizedRecipe,
@@ -31,6 +32,8 @@ def identity_dependencies(recipe: Recipe) -> tuple[str, ...]:
     """Targets that the artifact is made from, in the recipe's order; their fingerprints are part of its own."""
     if isinstance(recipe, PartRecipe):
         return identity_dependencies(recipe.set)
+    if isinstance(recipe, EncoderCheckRecipe):
+        return (recipe.of,)
     named: list[str] = []
     if isinstance(recipe, TokenizerRecipe) and isinstance(recipe.tokenizer, TrainedTokenizer):
         named += [text.target for text in recipe.tokenizer.text]
@@ -51,7 +54,7 @@ def validation_sets(recipe: Recipe) -> tuple[str, ...]:
 
 
 def needs(recipe: Recipe) -> tuple[str, ...]:
-    """Every target that must be finished before this one is built."""
+    """Every target that its recipe names, all finished before it is built; `RecipeBook.needs` knows of derived ones."""
     return tuple(dict.fromkeys(identity_dependencies(recipe) + validation_sets(recipe)))
 
 
@@ -73,33 +76,37 @@ def unresolved(recipe: Recipe) -> list[str]:
 
 
 def closure(
-    book: RecipeBook, targets: Iterable[Target], edges: Callable[[Recipe], tuple[str, ...]] = needs
+    book: RecipeBook, targets: Iterable[Target], edges: Callable[[Recipe], tuple[str, ...]] | None = None
 ) -> list[Target]:
-    """`targets` and all that they need, each once, dependencies first.
+    """`targets` and all that they need, each once, dependencies first; `edges` follows other needs than those.
 
     Raises:
         RecipeError: a recipe that is missing, wrong or at odds with another, a fixed version that needs a `dev` one, or
             a cycle.
     """
+
+    def needed(target: Target) -> tuple[str, ...]:
+        return edges(book.load(target)) if edges else book.needs(target)
+
     done: dict[Target, None] = {}
     for root in targets:
-        chain: dict[Target, Iterator[Target]] = {} if root in done else {root: _dependencies(book, root, edges)}
+        chain: dict[Target, Iterator[Target]] = {} if root in done else {root: _dependencies(book, root, needed)}
         while chain:
             target, rest = next(reversed(chain.items()))
             dependency = next(rest, None)
             if dependency is None:
-                check_run(book, target, edges(book.load(target)))
+                check_run(book, target, needed(target))
                 done[target] = None
                 del chain[target]
             elif dependency in chain:
                 raise _cycle(book, [*chain, dependency])
             elif dependency not in done:
-                chain[dependency] = _dependencies(book, dependency, edges)
+                chain[dependency] = _dependencies(book, dependency, needed)
     return list(done)
 
 
-def _dependencies(book: RecipeBook, target: Target, edges: Callable[[Recipe], tuple[str, ...]]) -> Iterator[Target]:
-    for text in edges(book.load(target)):
+def _dependencies(book: RecipeBook, target: Target, needed: Callable[[Target], tuple[str, ...]]) -> Iterator[Target]:
+    for text in needed(target):
         dependency = parse_target(text)
         if dependency.is_dev and not target.is_dev:
             raise RecipeError(

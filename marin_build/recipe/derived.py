@@ -1,6 +1,7 @@
 """Derived targets: artifacts whose recipe nobody writes, because it follows from the recipe of another.
 
-    parts/<set>/<k>-of-<N>/<version>     share k of N of the work on tokenized/<set>/<version>
+    parts/<set>/<k>-of-<N>/<version>          share k of N of the work on tokenized/<set>/<version>
+    checks/encoder/<tokenizer>/<version>      whether the fast encoder gives the ids of the reference for that tokenizer
 
 They are built, leased, recorded and verified like all others. One that is there for another recipe than now is built
 anew when it is needed: nobody ever promised its bytes to anybody.
@@ -9,15 +10,27 @@ anew when it is needed: nobody ever promised its bytes to anybody.
 from __future__ import annotations
 
 import re
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from marin_build.errors import RecipeError
-from marin_build.recipe.schema import Measure, PartRecipe, TokenizedRecipe
-from marin_build.recipe.target import Target
+from marin_build.recipe.schema import (
+    BytesTokenizer,
+    EncoderCheckRecipe,
+    Measure,
+    PartRecipe,
+    Recipe,
+    TokenizedRecipe,
+    TokenizerRecipe,
+)
+from marin_build.recipe.target import Target, parse_target
 
 if TYPE_CHECKING:
     from marin_build.recipe.load import RecipeBook
 
+FAST_LIBRARY, REFERENCE_LIBRARY = "fastokens", "tokenizers"
+_CHECKS = "checks/encoder/"
 _SHARE = re.compile(r"([0-9]{5})-of-([0-9]{5})")
 
 
@@ -27,6 +40,8 @@ def base_of(target: Target) -> Target:
     Raises:
         RecipeError: the name is none that can be derived.
     """
+    if target.kind == "checks":
+        return _checked(target)
     set_name, _ = _split(target)
     return Target(f"tokenized/{set_name}", target.version)
 
@@ -36,22 +51,66 @@ def part_target(of: Target, part: int, parts: int) -> Target:
     return Target(f"parts/{of.name.partition('/')[2]}/{part:05d}-of-{parts:05d}", of.version)
 
 
-def derive(book: RecipeBook, target: Target) -> PartRecipe:
+def check_target(tokenizer: Target) -> Target:
+    """The comparison of encoders for a tokenizer."""
+    return Target(f"{_CHECKS}{tokenizer.name.partition('/')[2]}", tokenizer.version)
+
+
+def encoder_checks(book: RecipeBook, recipe: Recipe) -> tuple[str, ...]:
+    """The comparisons that tell which encoder a token set may use; none for a tokenizer of bytes, which needs none."""
+    made = recipe.set if isinstance(recipe, PartRecipe) else recipe
+    if not isinstance(made, TokenizedRecipe) or installed(FAST_LIBRARY) is None:
+        return ()
+    tokenizer = parse_target(made.tokenizer)
+    if not book.exists(tokenizer):
+        return ()  # who follows the recipe's own needs says so better
+    wanted = book.load(tokenizer)
+    is_bytes = isinstance(wanted, TokenizerRecipe) and isinstance(wanted.tokenizer, BytesTokenizer)
+    return () if is_bytes else (str(check_target(tokenizer)),)
+
+
+@cache
+def installed(library: str) -> str | None:
+    """Its version, without importing it."""
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return None
+
+
+def derive(book: RecipeBook, target: Target) -> PartRecipe | EncoderCheckRecipe:
     """The recipe of a derived target.
 
     Raises:
         RecipeError: the name is none that can be derived, or the recipe that it follows from is missing or wrong.
     """
-    _, share = _split(target)
-    part, parts = share
     base = base_of(target)
     recipe = book.load(base)
+    if target.kind == "checks":
+        fast, reference = (f"{library} {installed(library)}" for library in (FAST_LIBRARY, REFERENCE_LIBRARY))
+        return EncoderCheckRecipe(of=str(base), fast=fast, reference=reference)
+    _, (part, parts) = _split(target)
     assert isinstance(recipe, TokenizedRecipe)
     return PartRecipe(of=str(base), part=part, parts=parts, set=recipe.model_copy(update=_SAID_ONLY))
 
 
 _SAID_ONLY: dict[str, object] = {"measure": Measure(), "execution": {}}
 """Of a set's recipe: no part of what a share of it is."""
+
+
+def _checked(target: Target) -> Target:
+    """The tokenizer whose encoders are compared.
+
+    Raises:
+        RecipeError: the name is none of a comparison.
+    """
+    name = target.name.removeprefix(_CHECKS)
+    if name == target.name or not name:
+        raise RecipeError(
+            f"{target}: {target.name!r} is no check\n  write it as {_CHECKS}<tokenizer>/<version>, for example "
+            f"{_CHECKS}quickstart/2026.06.28"
+        )
+    return Target(f"tokenizers/{name}", target.version)
 
 
 def _split(target: Target) -> tuple[str, tuple[int, int]]:

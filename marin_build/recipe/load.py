@@ -17,8 +17,8 @@ from pydantic import ValidationError
 from marin_build.errors import RecipeError
 from marin_build.foreign import hide, holds_credentials
 from marin_build.recipe import fingerprint as identity
-from marin_build.recipe.dependencies import closure, identity_dependencies
-from marin_build.recipe.derived import base_of, derive
+from marin_build.recipe.dependencies import closure, identity_dependencies, needs
+from marin_build.recipe.derived import base_of, derive, encoder_checks
 from marin_build.recipe.document import MAX_BYTES, Document, dotted, parse_document, shown
 from marin_build.recipe.problems import explain
 from marin_build.recipe.schema import SCHEMAS, Recipe
@@ -31,8 +31,9 @@ MAX_LISTED = 12
 class RecipeBook:
     """The recipes below one folder."""
 
-    def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
+    def __init__(self, folder: str | Path, encoder: str = "auto") -> None:
+        """`encoder` is the setting: it decides which encoders are compared before token sets are made."""
+        self.folder, self.encoder = Path(folder), encoder
         self._recipes: dict[Target, Recipe] = {}
         self._fingerprints: dict[Target, str] = {}
 
@@ -97,6 +98,12 @@ class RecipeBook:
                 derive(self, target) if target.is_derived else validate(self.document(target), target.kind)
             )
         return self._recipes[target]
+
+    def needs(self, target: Target) -> tuple[str, ...]:
+        """Every target that must be finished before this one is built."""
+        recipe = self.load(target)
+        checks = encoder_checks(self, recipe) if self.encoder == "auto" else ()
+        return tuple(dict.fromkeys([*needs(recipe), *checks]))
 
     def identity(self, target: Target) -> dict[str, Any]:
         """The canonical identity body of `target`: what the fingerprint is computed from, without its dependencies."""

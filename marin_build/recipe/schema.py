@@ -177,6 +177,16 @@ class PartRecipe(Model):
     """What the set is made from, without what is only said of it."""
 
 
+class EncoderCheckRecipe(Model):
+    """A comparison of the fast encoder with the reference, for one tokenizer."""
+
+    kind: ClassVar[str] = "checks"
+    of: TokenizerTarget
+    fast: str
+    """The library and its version, as installed here: another one is compared anew."""
+    reference: str
+
+
 # ---- checkpoints -----------------------------------------------------------------------------------------------------
 
 
@@ -389,7 +399,7 @@ class CheckpointRecipe(Model):
         return self
 
 
-Recipe = Union[RawRecipe, TokenizerRecipe, TokenizedRecipe, CheckpointRecipe, PartRecipe]
+Recipe = Union[RawRecipe, TokenizerRecipe, TokenizedRecipe, CheckpointRecipe, PartRecipe, EncoderCheckRecipe]
 
 SCHEMAS: dict[str, type[Model]] = {
     schema.kind: schema for schema in (RawRecipe, TokenizerRecipe, TokenizedRecipe, CheckpointRecipe)

@@ -14,7 +14,7 @@ from marin_build.errors import RequestError
 
 WRITTEN = ("raw", "tokenizers", "tokenized", "checkpoints")
 """Kinds whose recipes are written, in the order of the data."""
-DERIVED = ("parts",)
+DERIVED = ("parts", "checks")
 """Kinds whose recipes follow from those of others."""
 KINDS = (*WRITTEN, *DERIVED)
 """Kinds that can be built."""

@@ -25,7 +25,7 @@ from marin_build.artifact.examine import Status, examine_all
 from marin_build.artifact.publish import Outcome
 from marin_build.build import builder_of
 from marin_build.errors import DriftError
-from marin_build.recipe.dependencies import closure, needs
+from marin_build.recipe.dependencies import closure
 from marin_build.recipe.target import parse_target
 from marin_build.runs import decide
 
@@ -96,7 +96,7 @@ class TornWorld(World):
             mirror.refresh(self.store, status.target, status.record)
         if text := refusals.drift(book, statuses, meant if force else ()):
             raise DriftError(text)
-        plan = decide(statuses, {t: [parse_target(n) for n in needs(book.load(t))] for t in order}, meant)
+        plan = decide(statuses, {t: [parse_target(n) for n in book.needs(t)] for t in order}, meant)
         for target in plan.runs:
             self.build(str(target), run=f"run-{os.urandom(4).hex()}")
         return [str(target) for target in plan.runs]

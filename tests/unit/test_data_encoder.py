@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from marin_build.data import parity as gate
-from marin_build.data.encoder import FastEncoder, LibraryEncoder, fast_version, offsets_of, read_library
+from marin_build.data.encoder import FastEncoder, LibraryEncoder, offsets_of, read_library
 from marin_build.data.parity import cases, parity
 from marin_build.data.pieces import GPT2, cut, groups, may_be_cut
 
@@ -150,7 +150,7 @@ def test_the_fast_encoder_starts_no_threads(llama_like, tmp_path):
 def test_equal_encoders_are_found_equal(llama_like):
     result = parity(llama_like, [prose(1, 300)])
     assert (result.equal, result.refused, result.difference) == (True, None, None)
-    assert result.fastokens == fast_version()
+    assert result.fastokens == FastEncoder.version
     assert result.texts > 5000
 
 

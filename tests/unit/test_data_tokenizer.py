@@ -87,7 +87,7 @@ def shared_bytes(tmp_path_factory):
     """The bytes tokenizer, and the same through the library."""
     loaded = load_tokenizer(Workbench(tmp_path_factory.mktemp("bytes")).bytes_tokenizer().folder)
     library = LibraryEncoder(Tokenizer.from_file(str(loaded.folder / "tokenizer.json")))
-    return loaded, replace(loaded, encoder=library)
+    return loaded, replace(loaded, make_encoder=lambda: library)
 
 
 # ---- trained ---------------------------------------------------------------------------------------------------------

@@ -106,6 +106,7 @@ def test_pages_of_one_name_fit_together(empty_book):
     assert [str(target) for target in closure(empty_book, [run])] == [
         "raw/mine/dev",
         "tokenizers/mine/dev",
+        "checks/encoder/mine/dev",
         "tokenized/mine/train/dev",
         "tokenized/mine/validation/dev",
         "checkpoints/mine/dev",

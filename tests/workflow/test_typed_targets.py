@@ -44,7 +44,7 @@ def test_several_targets_are_planned_together(repository, snakemake):
 def test_no_target_is_the_quickstart(snakemake):
     found = snakemake("-n")
     assert list(found.table)[-1] == QUICKSTART
-    assert len(found.table) == 5
+    assert len(found.table) == 6
 
 
 def test_the_name_of_a_rule_is_still_a_target(snakemake):
