@@ -95,7 +95,8 @@ def _excerpt(excerpt: peek_text.Excerpt) -> dict[str, Any]:
 
 
 def _row(row: Row, options: argparse.Namespace) -> dict[str, Any]:
-    return {**row.facts, "tokens": row.tokens, "pieces": [_piece(piece, options) for piece in row.pieces]}
+    masked = {} if row.trained is None else {"trained": row.trained}
+    return {**row.facts, "tokens": row.tokens, **masked, "pieces": [_piece(piece, options) for piece in row.pieces]}
 
 
 def _piece(piece: Piece, options: argparse.Namespace) -> dict[str, Any]:
@@ -109,7 +110,7 @@ def _piece(piece: Piece, options: argparse.Namespace) -> dict[str, Any]:
     if options.ids:
         body["ids"] = list(piece.ids)
     if options.tokens and not piece.special and hide(piece.text) == piece.text:
-        body["tokens"] = list(piece.tokens)
+        body["tokens"] = piece.tokens
     return body
 
 
@@ -125,7 +126,8 @@ def _show_rows(target: Target, facts: Mapping[str, Any], rows: list[Row], option
     for row in rows:
         out.print()
         where = ", ".join(f"{_words(name)} {_number(value)}" for name, value in row.facts.items())
-        out.print(Text(f"{where}: {row.tokens:,} tokens", style="bold"))
+        trained = "" if row.trained is None else f", {row.trained:,} trained on"
+        out.print(Text(f"{where}: {row.tokens:,} tokens{trained}", style="bold"))
         out.print(_text_of(row, options.tokens))
         if options.ids:
             out.print(Text(" ".join(_ids(row)), style="dim"))

@@ -31,15 +31,17 @@ HEAD, TAIL = 200, 50
 """Tokens that are shown of a long row: from its beginning and before its end."""
 
 
+Part = tuple[np.ndarray, np.ndarray | None, int]
+"""Ids [T] of one document, which of them are trained on [T] (None: all), and the document's number."""
+
+
 @dataclass(frozen=True)
 class Piece:
     """A run of tokens of one sort, one special token, or a note between them."""
 
-    tokens: tuple[str, ...] = ()
-    """The text of each; bytes that are no character are spelled out."""
-    text: str = ""
-    """The text of all."""
     ids: tuple[int, ...] = ()
+    texts: tuple[bytes, ...] = ()
+    """The bytes of text of each id; of a special one, its name."""
     special: bool = False
     """An id of its own and no text, whatever its name: a document that spells the name has other ids."""
     trained: bool | None = None
@@ -48,6 +50,16 @@ class Piece:
     """Tokens that are left out here."""
     document: int | None = None
     """Here begins the document of this number."""
+
+    @property
+    def text(self) -> str:
+        """The text of all its tokens; bytes that are no character are spelled out."""
+        return _text(b"".join(self.texts))
+
+    @property
+    def tokens(self) -> list[str]:
+        """The text of each of its tokens."""
+        return list(map(_text, self.texts))
 
 
 @dataclass(frozen=True)
@@ -58,6 +70,8 @@ class Row:
     """Where it is from."""
     tokens: int
     pieces: tuple[Piece, ...]
+    trained: int | None = None
+    """How many of its tokens are trained on; None: all."""
 
 
 class PeekedSet:
@@ -101,7 +115,7 @@ class PeekedSet:
         facts = {"document": number, "shard": shard.path.name, "document_of_shard": inside}
         return shard.ids[start:end], _trained(shard, start, end), facts
 
-    def parts(self, start: int, end: int) -> Iterator[tuple[np.ndarray, np.ndarray | None, int]]:
+    def parts(self, start: int, end: int) -> Iterator[Part]:
         """The tokens [start, end) of the whole set, cut where documents begin, each with its document's number."""
         for index in range(len(self._first_tokens) - 1):
             first, after = max(start, self._first_tokens[index]), min(end, self._first_tokens[index + 1])
@@ -185,7 +199,8 @@ def documents(
     vocabulary, read = found.vocabulary(), []
     for document in range(number, min(number + rows, found.documents)):
         ids, trained, facts = found.document(document)
-        read.append(Row(facts, len(ids), tuple(_shortened(vocabulary, ids, trained, full))))
+        counted = None if trained is None else int(trained.sum())
+        read.append(Row(facts, len(ids), tuple(_shortened(vocabulary, ids, trained, full)), counted))
     shards = len(found.ledger["shards"])
     return read, {"documents": found.documents, "tokens": found.tokens, "shards": shards}
 
@@ -213,13 +228,23 @@ def training_rows(
     read = []
     for row, (number, window) in enumerate(zip(order.tolist(), windows.tolist(), strict=True), first):
         name = schedule.names[number]
-        vocabulary = vocabularies.setdefault(name, sets[name].vocabulary())
-        pieces: list[Piece] = []
-        for ids, trained, document in sets[name].parts(window * length, window * length + length + 1):
-            pieces += [Piece(document=document), *_shortened(vocabulary, ids, trained, full)]
-        facts = {"step": step, "row": row, "component": name, "set": str(sets[name].target), "window": window}
-        read.append(Row(facts, length + 1, tuple(pieces)))
+        opened, start = sets[name], window * length
+        digest = str(opened.ledger["tokenizer"].get("xxh3_128"))
+        if digest not in vocabularies:
+            vocabularies[digest] = opened.vocabulary()
+        facts = {"step": step, "row": row, "component": name, "set": str(opened.target), "window": window}
+        read.append(_training_row(facts, opened.parts(start, start + length + 1), vocabularies[digest], full))
     return read, {"step": step, "rows": recipe.global_batch_size, "sequence_length": length}
+
+
+def _training_row(facts: Mapping[str, Any], parts: Iterator[Part], vocabulary: Tokens, full: bool) -> Row:
+    pieces: list[Piece] = []
+    tokens, counted = 0, None
+    for ids, trained, document in parts:
+        pieces += [Piece(document=document), *_shortened(vocabulary, ids, trained, full)]
+        tokens += len(ids)
+        counted = counted if trained is None else (counted or 0) + int(trained.sum())
+    return Row(facts, tokens, tuple(pieces), counted)
 
 
 def _shortened(vocabulary: Tokens, ids: np.ndarray, trained: np.ndarray | None, full: bool) -> Iterator[Piece]:
@@ -242,11 +267,11 @@ def pieces_of(vocabulary: Tokens, ids: np.ndarray, trained: np.ndarray | None) -
     for first, end in pairwise([0, *edges, len(numbers)] if numbers else []):
         run = numbers[first:end]
         if special[first]:
-            names = tuple(vocabulary.specials.get(number, f"unknown id {number}") for number in run)
-            yield Piece(names, "".join(names), tuple(run), special=True, trained=mask[first])
+            name = vocabulary.specials.get(run[0], f"unknown id {run[0]}")
+            yield Piece(tuple(run), (name.encode("utf-8", "backslashreplace"),), special=True, trained=mask[first])
         else:
-            texts = [vocabulary.texts[number] for number in run]
-            yield Piece(tuple(map(_text, texts)), _text(b"".join(texts)), tuple(run), trained=mask[first])
+            texts = tuple(vocabulary.texts[number] for number in run)
+            yield Piece(tuple(run), texts, trained=mask[first])
 
 
 def _text(data: bytes) -> str:

@@ -199,8 +199,10 @@ def test_what_is_trained_on_is_marked_where_a_set_says_so(place, capsys, monkeyp
     text = shown(capsys, NOTES, "--rows", "1")
     assert "⟦<|bos|>⟧A first⟪ note.⟦<|end|>⟧⟫" in text
     assert "⟪trained on⟫" in text
+    assert ": 15 tokens, 7 trained on" in text
     (row,) = rows(capsys, NOTES, "--rows", "1")
     assert [piece["trained"] for piece in row["pieces"]] == [False, False, True, True]
+    assert row["trained"] == 7
 
 
 def test_a_set_that_is_not_finished_or_whose_tokenizer_is_gone_says_so(place, capsys, monkeypatch):
@@ -283,10 +285,14 @@ def test_the_rows_of_a_step_are_those_that_the_training_reads(place, capsys, ste
     assert [row["row"] for row in rows(capsys, TRAINING, "--step", str(step), "--from", "6")] == [6, 7]
 
 
-def test_a_row_of_a_training_names_its_documents(place, capsys):
+def test_a_row_of_a_training_names_its_documents_and_the_tokenizer_is_read_once(place, capsys, monkeypatch):
+    read, real = [], peek.read_tokens
+    monkeypatch.setattr(peek, "read_tokens", lambda path: read.append(path) or real(path))
     text = shown(capsys, TRAINING, "--rows", "8")
     assert "step 0, row 0, component " in text
     assert "document 12: " in text
+    assert text.count("component more/notes") > 0 < text.count("component train")
+    assert len(read) == 1
 
 
 def test_a_training_whose_sets_are_not_built_names_one(place, capsys, monkeypatch):
