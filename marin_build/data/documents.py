@@ -14,13 +14,15 @@ from reprlib import repr as _short
 from typing import Any
 
 import orjson
+import xxhash
 
+from marin_build.recipe.schema import ValidationSplit
 from marin_build.recipe.sources import ROW_FORMATS, JsonLines, PlainText, TextFormat
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
-NOT_TEXT = frozenset({"null", "empty"})
-"""Reasons that are counted but are no fault: the record says that it has no text."""
+NOT_BAD = frozenset({"null", "empty", "other_part"})
+"""Reasons that are counted but are no fault: the record says that it has no text, or another set has it."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Rejection:
 
     @property
     def is_bad(self) -> bool:
-        return self.reason not in NOT_TEXT
+        return self.reason not in NOT_BAD
 
     def to_dict(self) -> dict[str, Any]:
         """Its place, either `byte` or `row`, with the reason and the detail."""
@@ -54,14 +56,32 @@ def place_of(rejection: dict[str, Any]) -> str:
 
 
 def units(chunks: Iterable[bytes], format: TextFormat) -> Iterator[bytes]:
-    """Cut a stream into units; joined, they are the stream."""
+    """Cut a stream into units; joined, they are the stream, or its beginning where the format has a limit."""
+    if format.max_documents_per_file is None:
+        return _all_units(chunks, format)
+    return _first_units(_all_units(chunks, format), format, format.max_documents_per_file)
+
+
+def _first_units(units: Iterator[bytes], format: TextFormat, limit: int) -> Iterator[bytes]:
+    """Units up to the one that holds the last document of the limit."""
+    count = 0
+    for unit in units:
+        yield unit
+        count += bool(unit.strip()) or not isinstance(format, JsonLines)
+        if count == limit:
+            return
+
+
+def _all_units(chunks: Iterable[bytes], format: TextFormat) -> Iterator[bytes]:
     if not isinstance(format, PlainText) or format.document == "line":
         return lines(chunks)
     return paragraphs(lines(chunks)) if format.document == "paragraph" else whole(chunks)
 
 
 def can_be_cut(format: TextFormat) -> bool:
-    """Whether a plain file of this format may be read in ranges."""
+    """Whether a plain file of this format may be read in ranges: not where its documents must be counted."""
+    if format.max_documents_per_file is not None:
+        return False
     return not (isinstance(format, ROW_FORMATS) or (isinstance(format, PlainText) and format.document == "file"))
 
 
@@ -192,6 +212,22 @@ def _invalid_utf8(error: UnicodeDecodeError, unit: bytes, at: int) -> Rejection:
     elif unit.startswith((b"\xff\xfe", b"\xfe\xff")):
         hint = "; it looks like UTF-16: convert it to UTF-8"
     return Rejection(at + error.start, "invalid_utf8", f"{error.reason}, 0x{error.object[error.start]:02x}{hint}")
+
+
+# ---- splits ----------------------------------------------------------------------------------------------------------
+
+OTHER_PART = "other_part"
+"""What is counted of documents on the other side of a split."""
+
+
+def is_on_side(content: bytes, split: ValidationSplit) -> bool:
+    """Whether a document is on the side of a split that is asked for: by a hash of its content with the seed.
+
+    Equal documents are on one side, so none is trained on and measured; and no other document plays a part.
+    """
+    threshold = int(split.validation_fraction * (1 << 64))
+    is_validation = xxhash.xxh3_64_intdigest(content, seed=split.seed) < threshold
+    return is_validation == (split.part == "validation")
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------

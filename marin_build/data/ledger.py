@@ -25,6 +25,7 @@ from marin_build.artifact.strict_json import parse_object
 from marin_build.data.durable import json_bytes, write_whole
 from marin_build.data.shards import FORMAT, LEDGER, LOSS_MASK, Shard, id_type
 from marin_build.data.sources import SourceFile
+from marin_build.recipe.schema import ValidationSplit
 from marin_build.recipe.sources import TextFormat
 
 STATE, DATASET_INFO = "state.json", "dataset_info.json"
@@ -45,9 +46,15 @@ class Policy:
     """Put after every document; none: nothing is."""
     format: TextFormat
     shard_bytes: int
+    split: ValidationSplit | None = None
+    """Take the documents on one side of it; none: all."""
 
     def to_dict(self) -> dict[str, Any]:
-        return {**self.__dict__, "format": self.format.model_dump()}
+        """Plain values, without those that say nothing."""
+        told = {**self.__dict__, "format": self.format.model_dump(exclude_defaults=True)}
+        return (
+            told | {"split": self.split.model_dump()} if self.split else {k: v for k, v in told.items() if k != "split"}
+        )
 
 
 def stamp(policy: Policy, file: SourceFile, number: int) -> str:

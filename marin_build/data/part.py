@@ -18,7 +18,7 @@ import numpy as np
 import xxhash
 
 from marin_build.artifact.digest import hash_bytes, hash_file
-from marin_build.data.documents import Rejection, place_of, read_document
+from marin_build.data.documents import OTHER_PART, Rejection, is_on_side, place_of, read_document
 from marin_build.data.durable import explained, temporary_of, writing
 from marin_build.data.encoder import Encoded, offsets_of
 from marin_build.data.ledger import LISTED_REJECTIONS, Policy, shard_file, stamp
@@ -79,7 +79,10 @@ class Part:
             RequestError: it holds one unusable document too many.
         """
         document = read_document(unit, self.end, self._assignment.policy.format)
-        if isinstance(document, Rejection):
+        split = self._assignment.policy.split
+        if split and isinstance(document, str) and not is_on_side(document.encode(), split):
+            self._skipped[OTHER_PART] += 1
+        elif isinstance(document, Rejection):
             self._reject(document)
         elif document is not None:
             self._texts.append(document)

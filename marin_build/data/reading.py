@@ -29,8 +29,9 @@ ENDINGS = {".parquet": "parquet", ".arrow": "arrow"}
 class Reading:
     """One pass over a source file, which hashes and counts its bytes on the way and proves them at the end."""
 
-    def __init__(self, file: SourceFile, seen: Callable[[bytes], None] = lambda _: None) -> None:
-        self._file, self._digest, self._bytes, self._tap = file, file.hasher(), 0, seen
+    def __init__(self, file: SourceFile) -> None:
+        self._file, self._digest, self._bytes = file, file.hasher(), 0
+        self._raw = read_chunks(file.path, 0, None, self._seen)
 
     def text(self, format: TextFormat) -> Iterator[bytes]:
         """The text's bytes, decompressed; for files of rows one line a row (`documents.row_line`).
@@ -41,13 +42,13 @@ class Reading:
         """
         if isinstance(format, Parquet | Arrow):
             return self._rows(format)
-        text = decompressed(self._file.path, read_chunks(self._file.path, 0, None, self._seen))
+        text = decompressed(self._file.path, self._raw)
         return self._array(text, format) if isinstance(format, JsonArray) else text
 
     def _rows(self, format: Parquet | Arrow) -> Iterator[bytes]:
         """Rows are read out of order, the footer first; so the bytes are proven before, in a pass of their own."""
-        for _ in read_chunks(self._file.path, 0, None, self._hashed):
-            pass
+        for chunk in self._raw:
+            self._bytes -= len(chunk)  # counted with the rows
         self.check()
         counted = 0
         for share, lines in row_lines(self._file.path, format):
@@ -61,12 +62,8 @@ class Reading:
         yield from array_lines(self._file.path, content, format)
 
     def _seen(self, chunk: bytes) -> None:
-        self._hashed(chunk)
-        self._bytes += len(chunk)
-
-    def _hashed(self, chunk: bytes) -> None:
         self._digest.update(chunk)
-        self._tap(chunk)
+        self._bytes += len(chunk)
 
     def news(self) -> int:
         """Bytes since the last call."""
@@ -74,7 +71,9 @@ class Reading:
         return count
 
     def check(self) -> None:
-        """Once all is read: raise the error for other bytes than the expected ones."""
+        """Read what nobody has asked for, and raise the error for other bytes than the expected ones."""
+        for _ in self._raw:
+            pass
         if self._digest.hexdigest() != self._file.digest:
             raise self._file.changed(self._digest.hexdigest())
 

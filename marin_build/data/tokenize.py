@@ -94,6 +94,7 @@ def make_assignment(context: BuildContext, recipe: TokenizedRecipe, tokenizer: L
         eos_id=_special(context, recipe, "eos", tokenizer.eos_id) if recipe.add_eos else None,
         format=recipe.format,
         shard_bytes=recipe.shard_bytes,
+        split=recipe.split,
     )
     folder = context.dependencies[recipe.tokenizer].folder
     return Assignment(
@@ -263,14 +264,16 @@ def check_adopted(adopted: Adopted) -> BuildResult:
         "add_eos": policy.get("eos_id") is not None,
         "format": policy.get("format"),
         "shard_bytes": policy.get("shard_bytes"),
+        "split": policy.get("split"),
         "token_budget": {k: v for k, v in (ledger.get("token_budget") or {}).items() if k != "met"} or None,
     }
     wanted = {
         "tokenizer": used,
         "add_bos": recipe.add_bos,
         "add_eos": recipe.add_eos,
-        "format": recipe.format.model_dump(),
+        "format": recipe.format.model_dump(exclude_defaults=True),
         "shard_bytes": recipe.shard_bytes,
+        "split": recipe.split.model_dump() if recipe.split else None,
         "token_budget": recipe.token_budget.model_dump() if recipe.token_budget else None,
     }
     for field, value in wanted.items():

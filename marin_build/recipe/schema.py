@@ -140,6 +140,17 @@ class TokenBudget(Model):
     seed: NonNegativeInt
 
 
+class ValidationSplit(Model):
+    """One side of a division of the documents that never changes: each document's side is a function of its text and
+    the seed alone, whatever file it is in and whatever else there is."""
+
+    part: Literal["train", "validation"]
+    """Which side this set holds. Two recipes that differ in nothing else hold every document, and none twice."""
+    validation_fraction: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
+    """Of the documents, on average."""
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)]
+
+
 class TokenizeExecution(Model):
     """How the work on one token set is spread. It changes speed, never the artifact's identity."""
 
@@ -161,6 +172,8 @@ class TokenizedRecipe(Model):
     token_budget: TokenBudget | None
     max_bad_documents: NonNegativeInt
     """Unusable documents to skip, counted and listed, before the build stops."""
+    split: ValidationSplit | None = added_later(None)
+    """Take one side of a division of the documents; null: all of them."""
     measure: Measure = Measure()
     execution: dict[str, TokenizeExecution] = Field(default={})
     """By platform (a setting that profiles give); `default` applies where a platform is not named."""

@@ -11,6 +11,7 @@ from marin_build.recipe.fields import (
     Digest,
     HubName,
     Model,
+    PositiveInt,
     RawTarget,
     RelativeGlob,
     RepositoryName,
@@ -84,21 +85,29 @@ TextSource = Annotated[Union[ArtifactSource, FilesSource, HuggingFaceSource, Git
 # ---- text formats ----------------------------------------------------------------------------------------------------
 
 
-class JsonLines(Model):
+class Documents(Model):
+    """What formats have in common."""
+
+    max_documents_per_file: PositiveInt | None = added_later(None)
+    """Read the first so many documents of each file, with those that have no text; null: all. Files are then read
+    whole, one process each."""
+
+
+class JsonLines(Documents):
     """One JSON object a line; plain, .gz or .zst by the file's ending."""
 
     type: Literal["jsonl"]
     text_key: str
 
 
-class PlainText(Model):
+class PlainText(Documents):
     """Text files; plain, .gz or .zst by the file's ending."""
 
     type: Literal["text"]
     document: Literal["file", "line", "paragraph"]
 
 
-class JsonArray(Model):
+class JsonArray(Documents):
     """Files that each hold one JSON array; plain, .gz or .zst by the file's ending. A file is read whole."""
 
     type: Literal["json_array"]
@@ -106,7 +115,7 @@ class JsonArray(Model):
     """Key of the text in each object; null: the array holds the texts themselves."""
 
 
-class Parquet(Model):
+class Parquet(Documents):
     """Parquet files, one document a row."""
 
     type: Literal["parquet"]
@@ -114,7 +123,7 @@ class Parquet(Model):
     """The column of the text."""
 
 
-class Arrow(Model):
+class Arrow(Documents):
     """Arrow streams or files (Feather 2), such as `datasets` keeps, one document a row."""
 
     type: Literal["arrow"]

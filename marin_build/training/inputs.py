@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from marin_build.artifact.context import BuildContext, Dependency
+from marin_build.data.held_out import sign_of_held_out
 from marin_build.data.loader import TrainingLoader, ValidationLoader
 from marin_build.data.shards import TokenizedSet
 from marin_build.data.tokenizer import LoadedTokenizer, load_tokenizer
@@ -49,6 +50,7 @@ def open_inputs(context: BuildContext, recipe: CheckpointRecipe, validation_batc
         name: _open(context, recipe, f"data.train.{name}", component.target)
         for name, component in recipe.data.train.items()
     }
+    _warn_of_held_out(context, recipe, training)
     sets = recipe.measure.validation.sets if recipe.measure.validation else {}
     validation = {
         name: _open(context, recipe, f"measure.validation.sets.{name}", target) for name, target in sets.items()
@@ -93,6 +95,13 @@ def _open(context: BuildContext, recipe: CheckpointRecipe, field: str, target: s
             f"model.vocab_size is {recipe.model.vocab_size}\n  needs at least {token_set.vocab_size}"
         )
     return token_set
+
+
+def _warn_of_held_out(context: BuildContext, recipe: CheckpointRecipe, training: Mapping[str, TokenizedSet]) -> None:
+    for name, component in recipe.data.train.items():
+        record = context.dependencies[component.target].record
+        if sign := sign_of_held_out(record.get("recipe", {}), training[name].ledger):
+            context.logger.warning(f"data.train.{name}: {component.target} looks held out for measuring: {sign}")
 
 
 def _check_tokenizer(recipe: CheckpointRecipe, tokenizer: Dependency, field: str, token_set: Dependency) -> None:

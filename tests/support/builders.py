@@ -85,6 +85,13 @@ class Workbench:
         """Build a token set of a raw artifact: `fields` change the recipe, `given` the context."""
         from marin_build.data import tokenize
 
+        recipe = self.tokenized_recipe(raw, tokenizer, files=files, **fields)
+        context = self.context(self.TOKENS, recipe, raw, tokenizer, folder=folder, processes=processes)
+        return context.folder, tokenize.build(replace(context, **given))
+
+    def tokenized_recipe(
+        self, raw: Dependency, tokenizer: Dependency, *, files: tuple[str, ...] = ("**/*",), **fields: Any
+    ) -> schema.TokenizedRecipe:
         source = sources.ArtifactSource(type="artifact", target=str(raw.target), files=list(files))
         usual = {
             "tokenizer": str(tokenizer.target),
@@ -96,9 +103,7 @@ class Workbench:
             "token_budget": None,
             "max_bad_documents": 0,
         }
-        recipe = schema.TokenizedRecipe(**{**usual, **fields})
-        context = self.context(self.TOKENS, recipe, raw, tokenizer, folder=folder, processes=processes)
-        return context.folder, tokenize.build(replace(context, **given))
+        return schema.TokenizedRecipe(**{**usual, **fields})
 
 
 def tokenized(workbench: Workbench, data: bytes, name: str = "corpus.jsonl", **fields: Any) -> TokenizedSet:
