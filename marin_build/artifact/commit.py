@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -123,10 +123,10 @@ def _collect(work: Work, result: BuildResult, log: AttemptLog) -> list[dict[str,
     Logs of earlier attempts are not listed: a builder that was paused and replaced may still wake and write to its own.
     """
     _remove_temporary(work.folder)
-    names = [name for name in _made(work, result) if not _is_in(name, result.unlisted)]
+    is_unlisted, is_outside = _among(result.unlisted), _among((*result.outside_digest, f"{LOGS}/"))
+    names = [name for name in _made(work, result) if not is_unlisted(name)]
     entries = work.collect(names, log.path.name)
-    outside = [*result.outside_digest, f"{LOGS}/"]
-    return [{**entry, "outside_digest": True} if _is_in(entry["path"], outside) else entry for entry in entries]
+    return [{**entry, "outside_digest": True} if is_outside(entry["path"]) else entry for entry in entries]
 
 
 def _remove_temporary(folder: Path) -> None:
@@ -147,15 +147,17 @@ def _made(work: Work, result: BuildResult) -> list[str]:
         raise MarinError(f"{work.folder / LOGS}: the name is reserved for the logs of attempts")
     names = sorted({*list_files(work.folder, skip=OWN_NAMES | {LOGS}), *work.elsewhere()})
     if result.made is not None:
-        names = [name for name in names if _is_in(name, result.made)]
+        names = list(filter(_among(result.made), names))
     if not names:
         raise MarinError(f"{work.folder}: the builder made no file")
     return names
 
 
-def _is_in(name: str, patterns: Iterable[str]) -> bool:
-    """True when `name` is one of the files in `patterns`, or below one of its folders, which end in '/'."""
-    return any(name.startswith(pattern) if pattern.endswith("/") else name == pattern for pattern in patterns)
+def _among(patterns: Iterable[str]) -> Callable[[str], bool]:
+    """Whether a name is one of the files in `patterns`, or below one of its folders, which end in '/'."""
+    files = frozenset(patterns)
+    folders = tuple(pattern for pattern in files if pattern.endswith("/"))
+    return lambda name: name in files or name.startswith(folders)
 
 
 def _record(

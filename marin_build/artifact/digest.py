@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from io import RawIOBase
@@ -47,7 +48,7 @@ def hash_file(path: str | Path, *, sync: bool = False) -> tuple[int, str]:
 
 def hash_stream(open_file: Callable[[], RawIOBase], shown: str, *, sync: bool = False) -> tuple[int, str]:
     """As `hash_file`, of the file that `open_file` opens."""
-    digest, count, buffer = xxhash.xxh3_128(), 0, memoryview(bytearray(CHUNK_BYTES))
+    digest, count, buffer = xxhash.xxh3_128(), 0, _buffer()
     try:
         with open_file() as file:
             while read := file.readinto(buffer):
@@ -58,6 +59,17 @@ def hash_stream(open_file: Callable[[], RawIOBase], shown: str, *, sync: bool = 
     except OSError as error:
         raise MarinError(f"{shown}: cannot be read at byte {count:,}: {error.strerror or error}") from error
     return count, digest.hexdigest()
+
+
+_of_thread = threading.local()
+
+
+def _buffer() -> memoryview:
+    """One for each thread: making a new one takes longer than to hash a small file."""
+    if not hasattr(_of_thread, "buffer"):
+        _of_thread.buffer = memoryview(bytearray(CHUNK_BYTES))
+    found: memoryview = _of_thread.buffer
+    return found
 
 
 def file_entry(path: str | Path, *, below: str | Path | None = None, sync: bool = False) -> dict[str, Any]:
