@@ -74,8 +74,9 @@ def test_taken_files_outlive_a_donor_that_is_built_anew(world: World):
 
 
 @everywhere
-def test_a_resumed_build_has_what_was_taken(world: World):
-    build(world, DONOR, texts(3))
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_resumed_build_has_what_was_taken(world: World, shared: bool):
+    with_takers(world).build(DONOR, Shards(texts(3), shared=shared))
 
     def stop(context: BuildContext, name: str) -> None:
         if name == "shard-4":

@@ -81,6 +81,15 @@ def test_parts_of_a_set_are_needed_until_the_set_is_finished(world: World):
     assert world.verify(RAW).ok
 
 
+def test_the_check_of_a_tokenizer_is_needed_as_long_as_that_has_a_recipe(world: World):
+    check, other = "checks/encoder/other/2026.06.28", "tokenizers/other/2026.06.28"
+    world.write(other, (world.folder / "config" / f"{TOKENIZER}.yaml").read_text())
+    world.build_all(other, check)
+    assert found(world) == {}
+    drop_recipe(world, other)
+    assert list(found(world)) == [(check, "artifact"), (other, "artifact")]
+
+
 def test_parts_of_a_set_whose_recipe_is_gone_are_not_needed(world: World):
     part = "parts/v/00000-of-00001/2026.06.28"
     world.build_all(RAW, TOKENIZER, part)

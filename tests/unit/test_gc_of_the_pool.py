@@ -46,7 +46,7 @@ def stopped(world: World, target: str, files: dict[str, bytes], before: str) -> 
         world.build(target, Shards(files, before_making=stop))
 
 
-@even_where_listings_are_old
+@on("memory", "flaky", "gs", "s3")
 def test_what_one_still_names_stays_when_the_other_is_built_anew_and_swept(world: World):
     with_takers(world).build(DONOR, Shards(texts(3)))
     world.build(TAKER, Shards(texts(3)))
