@@ -17,7 +17,7 @@ import orjson
 import xxhash
 
 from marin_build.recipe.schema import ValidationSplit
-from marin_build.recipe.sources import ROW_FORMATS, JsonLines, PlainText, TextFormat
+from marin_build.recipe.sources import ROW_FORMATS, Chat, DocumentFormat, JsonLines, PlainText, TextFormat
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -31,7 +31,9 @@ class Rejection:
 
     byte: int
     reason: str
-    """null, empty, malformed_json, invalid_utf8, lone_surrogate, not_an_object, missing_key or not_text."""
+    """null, empty, malformed_json, invalid_utf8, lone_surrogate, not_an_object, missing_key or not_text; of
+    conversations also not_messages, unknown_role, unsupported_key, template_refused, template_failed, unfollowed_text
+    or nothing_trained."""
     detail: str
     row: int | None = None
     """Counted from 0; none: the file has no rows, and `byte` is the place."""
@@ -55,30 +57,30 @@ def place_of(rejection: dict[str, Any]) -> str:
 # ---- units -----------------------------------------------------------------------------------------------------------
 
 
-def units(chunks: Iterable[bytes], format: TextFormat) -> Iterator[bytes]:
+def units(chunks: Iterable[bytes], format: DocumentFormat) -> Iterator[bytes]:
     """Cut a stream into units; joined, they are the stream, or its beginning where the format has a limit."""
     if format.max_documents_per_file is None:
         return _all_units(chunks, format)
     return _first_units(_all_units(chunks, format), format, format.max_documents_per_file)
 
 
-def _first_units(units: Iterator[bytes], format: TextFormat, limit: int) -> Iterator[bytes]:
+def _first_units(units: Iterator[bytes], format: DocumentFormat, limit: int) -> Iterator[bytes]:
     """Units up to the one that holds the last document of the limit."""
     count = 0
     for unit in units:
         yield unit
-        count += bool(unit.strip()) or not isinstance(format, JsonLines)
+        count += bool(unit.strip()) or not isinstance(format, JsonLines | Chat)
         if count == limit:
             return
 
 
-def _all_units(chunks: Iterable[bytes], format: TextFormat) -> Iterator[bytes]:
+def _all_units(chunks: Iterable[bytes], format: DocumentFormat) -> Iterator[bytes]:
     if not isinstance(format, PlainText) or format.document == "line":
         return lines(chunks)
     return paragraphs(lines(chunks)) if format.document == "paragraph" else whole(chunks)
 
 
-def can_be_cut(format: TextFormat) -> bool:
+def can_be_cut(format: DocumentFormat) -> bool:
     """Whether a plain file of this format may be read in ranges: not where its documents must be counted."""
     if format.max_documents_per_file is not None:
         return False
@@ -129,8 +131,7 @@ def read_document(unit: bytes, at: int, format: TextFormat) -> str | Rejection |
     """The text of a unit that begins at byte `at`, a rejection, or None where there is nothing to be one."""
     if isinstance(format, ROW_FORMATS):
         return read_row(unit, at)
-    if at == 0 and unit.startswith(BYTE_ORDER_MARK):
-        unit, at = unit[len(BYTE_ORDER_MARK) :], len(BYTE_ORDER_MARK)
+    unit, at = without_mark(unit, at)
     if isinstance(format, JsonLines):
         return _json_document(unit, at, format.text_key) if unit.strip() else None
     content = _content(unit, format)
@@ -138,6 +139,12 @@ def read_document(unit: bytes, at: int, format: TextFormat) -> str | Rejection |
         return content.decode() or Rejection(at, "empty", "no text")
     except UnicodeDecodeError as error:
         return _invalid_utf8(error, unit, at + unit.find(content))
+
+
+def without_mark(unit: bytes, at: int) -> tuple[bytes, int]:
+    """A unit and its place, without the byte order mark that a file may begin with."""
+    marked = at == 0 and unit.startswith(BYTE_ORDER_MARK)
+    return (unit[len(BYTE_ORDER_MARK) :], len(BYTE_ORDER_MARK)) if marked else (unit, at)
 
 
 def _content(unit: bytes, format: PlainText) -> bytes:
@@ -155,6 +162,16 @@ def _content(unit: bytes, format: PlainText) -> bytes:
 
 
 def _json_document(line: bytes, at: int, key: str) -> str | Rejection:
+    record = json_record(line, at)
+    if isinstance(record, Rejection):
+        return record
+    if key not in record:
+        return missing_key(record, at, key)
+    return checked_text(record[key], at, key)
+
+
+def json_record(line: bytes, at: int) -> dict[str, Any] | Rejection:
+    """The object that a line holds."""
     try:
         record = orjson.loads(line)
     except orjson.JSONDecodeError:
@@ -163,9 +180,7 @@ def _json_document(line: bytes, at: int, key: str) -> str | Rejection:
             return record
     if not isinstance(record, dict):
         return Rejection(at, "not_an_object", f"a {type(record).__name__} instead of an object; {_ONE_A_LINE}")
-    if key not in record:
-        return missing_key(record, at, key)
-    return checked_text(record[key], at, key)
+    return record
 
 
 _ONE_A_LINE = "JSON lines need one object a line"

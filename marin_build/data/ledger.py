@@ -26,7 +26,7 @@ from marin_build.data.durable import json_bytes, write_whole
 from marin_build.data.shards import FORMAT, LEDGER, LOSS_MASK, Shard, id_type
 from marin_build.data.sources import SourceFile
 from marin_build.recipe.schema import ValidationSplit
-from marin_build.recipe.sources import TextFormat
+from marin_build.recipe.sources import DocumentFormat
 
 STATE, DATASET_INFO = "state.json", "dataset_info.json"
 LISTED_REJECTIONS = 20
@@ -44,17 +44,19 @@ class Policy:
     """Put before every document; none: nothing is."""
     eos_id: int | None
     """Put after every document; none: nothing is."""
-    format: TextFormat
+    format: DocumentFormat
     shard_bytes: int
     split: ValidationSplit | None = None
     """Take the documents on one side of it; none: all."""
+    template_digest: str | None = None
+    """Of what renders conversations, where the documents are some."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, without those that say nothing."""
         told = {**self.__dict__, "format": self.format.model_dump(exclude_defaults=True)}
-        return (
-            told | {"split": self.split.model_dump()} if self.split else {k: v for k, v in told.items() if k != "split"}
-        )
+        told["split"] = self.split.model_dump() if self.split else None
+        later = ("split", "template_digest")
+        return {key: value for key, value in told.items() if value is not None or key not in later}
 
 
 def stamp(policy: Policy, file: SourceFile, number: int) -> str:

@@ -1,6 +1,7 @@
 """One shard in the making: units in, an Arrow file and its sidecar out.
 
-Special tokens are added as ids and only by the policy; the text of a document never becomes one.
+Special tokens are added as ids and only by the policy, or for conversations by the chat template; the text of a
+document never becomes one.
 
 Shapes: N documents and T ids of a batch, S special ids a document.
 """
@@ -18,6 +19,9 @@ import numpy as np
 import xxhash
 
 from marin_build.artifact.digest import hash_bytes, hash_file
+from marin_build.data.chat import ChatEncoder
+from marin_build.data.chat_template import Rendered, load_chat_template, template_digest, template_files
+from marin_build.data.conversations import Conversation, read_conversation
 from marin_build.data.documents import OTHER_PART, Rejection, is_on_side, place_of, read_document
 from marin_build.data.durable import explained, temporary_of, writing
 from marin_build.data.encoder import Encoded, offsets_of
@@ -26,8 +30,12 @@ from marin_build.data.shards import id_type, write_stream
 from marin_build.data.sources import SourceFile
 from marin_build.data.vocabulary import LoadedTokenizer, load_tokenizer
 from marin_build.errors import DamageError, RequestError
+from marin_build.recipe.sources import Chat
 
 SHOWN_REJECTIONS = 5
+
+Document = str | Rendered
+"""A text, or a conversation as its chat template writes it."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +59,27 @@ class Assignment:
             raise DamageError(f"the tokenizer in {self.tokenizer_folder} changed while it was used")
         return loaded
 
+    @cached_property
+    def chat(self) -> ChatEncoder:
+        """What renders and encodes conversations, loaded when the first is there."""
+        if template_digest(template_files(self.tokenizer_folder)) != self.policy.template_digest:
+            raise DamageError(f"the chat template in {self.tokenizer_folder} changed while it was used")
+        return ChatEncoder(self.tokenizer, load_chat_template(self.tokenizer_folder, str(self.tokenizer_folder)))
+
+    def read(self, unit: bytes, at: int) -> Document | Rejection | None:
+        """What a unit that begins at byte `at` holds, ready to be encoded."""
+        if not isinstance(self.policy.format, Chat):
+            return read_document(unit, at, self.policy.format)
+        conversation = read_conversation(unit, at, self.policy.format)
+        return self.chat.template.render(conversation) if isinstance(conversation, Conversation) else conversation
+
+    def encode(self, documents: Sequence[Document]) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """ids [T], lengths [N], and for conversations which ids are trained on [T]; special ids are not added yet."""
+        if isinstance(self.policy.format, Chat):
+            return self.chat.encode([document for document in documents if isinstance(document, Rendered)])
+        ids, offsets = self.tokenizer.encode([document for document in documents if isinstance(document, str)])
+        return ids, np.diff(offsets), None
+
 
 class Part:
     """A shard that is made from the units of a source file from byte `start` on."""
@@ -65,9 +94,10 @@ class Part:
         self.bad_documents = bad_before
         """Of this part and the earlier ones of the file."""
         self._source = xxhash.xxh3_128()
-        self._texts: list[str] = []
+        self._documents: list[Document] = []
         self._ids: list[np.ndarray] = []
         self._lengths: list[np.ndarray] = []
+        self._masks: list[np.ndarray] = []
         self._text_bytes, self._max_id = 0, -1
         self._skipped: Counter[str] = Counter()
         self._rejections: list[Rejection] = []
@@ -78,14 +108,14 @@ class Part:
         Raises:
             RequestError: it holds one unusable document too many.
         """
-        document = read_document(unit, self.end, self._assignment.policy.format)
+        document = self._assignment.read(unit, self.end)
         split = self._assignment.policy.split
-        if split and isinstance(document, str) and not is_on_side(document.encode(), split):
+        if split and isinstance(document, Document) and not is_on_side(identity(document), split):
             self._skipped[OTHER_PART] += 1
         elif isinstance(document, Rejection):
             self._reject(document)
         elif document is not None:
-            self._texts.append(document)
+            self._documents.append(document)
         self._source.update(unit)
         self.end += len(unit)
         self.waiting_bytes += len(unit)
@@ -102,19 +132,19 @@ class Part:
             raise bad_documents(self._assignment, self.bad_documents, shown)
 
     def encode(self) -> int:
-        """Encode the texts that wait; returns the number of ids."""
+        """Encode the documents that wait; returns the number of ids."""
         self.waiting_bytes = 0
-        if not self._texts:
+        if not self._documents:
             return 0
-        texts, self._texts = self._texts, []
-        ids, offsets = self._assignment.tokenizer.encode(texts)
+        documents, self._documents = self._documents, []
+        ids, lengths, mask = self._assignment.encode(documents)
         self._check_ids(ids)
-        lengths = np.diff(offsets)
         self._skipped["empty"] += int((lengths == 0).sum())  # a normalizer may leave nothing of a text
         ids, lengths = with_specials(ids, lengths[lengths > 0], self._assignment.policy)
         self._ids.append(ids)
         self._lengths.append(lengths)
-        self._text_bytes += sum(len(text.encode()) for text in texts)
+        self._masks += [] if mask is None else [mask]
+        self._text_bytes += sum(map(text_bytes, documents))
         return len(ids)
 
     def _check_ids(self, ids: np.ndarray) -> None:
@@ -130,9 +160,13 @@ class Part:
         policy = self._assignment.policy
         ids = np.concatenate([np.empty(0, id_type(policy.vocabulary_size)), *self._ids])
         lengths = np.concatenate([np.empty(0, np.int64), *self._lengths])
+        mask = np.concatenate([np.empty(0, np.uint8), *self._masks]) if isinstance(policy.format, Chat) else None
         path = self._assignment.folder / shard_file(self._file.name, self._number)
-        with explained(path, ids.nbytes + 4 * len(lengths)), writing(temporary_of(path)) as file:
-            write_stream(file, ids, lengths)
+        with (
+            explained(path, ids.nbytes + 4 * len(lengths) + (0 if mask is None else mask.nbytes + 4 * len(lengths))),
+            writing(temporary_of(path)) as file,
+        ):
+            write_stream(file, ids, lengths, mask)
         size, digest = hash_file(temporary_of(path))
         return {
             "stamp": stamp(policy, self._file, self._number),
@@ -141,6 +175,7 @@ class Part:
             "last": last,
             "documents": len(lengths),
             "tokens": len(ids),
+            **({} if mask is None else {"trained_tokens": int(mask.sum())}),
             "max_id": int(ids.max()) if len(ids) else -1,
             "text_bytes": self._text_bytes,
             "bytes": size,
@@ -181,6 +216,15 @@ class KeptPart:
         source = source_of(self._file, self.start, self.end, self._source.hexdigest())
         agrees = self._sidecar["source"] == source and self._sidecar["last"] == last
         return self._sidecar if agrees else None
+
+
+def identity(document: Document) -> bytes:
+    """What makes a document the same as another: its text, or the messages of a conversation, whatever the template."""
+    return document.encode() if isinstance(document, str) else document.messages_digest
+
+
+def text_bytes(document: Document) -> int:
+    return len(document.encode()) if isinstance(document, str) else document.text_bytes
 
 
 def source_of(file: SourceFile, start: int, end: int, digest: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from marin_build.data.places import Place, open_place, size_of, unreadable
 from marin_build.data.rows import array_lines, row_lines
 from marin_build.data.sources import SourceFile
 from marin_build.errors import RequestError
-from marin_build.recipe.sources import Arrow, JsonArray, Parquet, TextFormat
+from marin_build.recipe.sources import Arrow, DocumentFormat, JsonArray, Parquet
 
 CHUNK_BYTES = 1 << 20
 ZSTD_FEED_BYTES = 16 << 10
@@ -33,7 +33,7 @@ class Reading:
         self._file, self._digest, self._bytes = file, file.hasher(), 0
         self._raw = read_chunks(file.path, 0, None, self._seen)
 
-    def text(self, format: TextFormat) -> Iterator[bytes]:
+    def text(self, format: DocumentFormat) -> Iterator[bytes]:
         """The text's bytes, decompressed; for files of rows one line a row (`documents.row_line`).
 
         Raises:
@@ -82,7 +82,7 @@ def is_compressed(name: str) -> bool:
     return name.lower().endswith(GZIP + ZSTD)
 
 
-def check_format(name: str, format: TextFormat) -> None:
+def check_format(name: str, format: DocumentFormat) -> None:
     """Refuse a file whose ending says that it is of another format.
 
     Raises:

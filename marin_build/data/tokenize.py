@@ -12,6 +12,7 @@ from typing import Any
 from marin_build.artifact.context import Adopted, BuildContext, BuildResult, Dependency
 from marin_build.artifact.digest import hash_bytes
 from marin_build.artifact.store import TEMPORARY
+from marin_build.data.chat_template import load_chat_template, template_digest, template_files
 from marin_build.data.crew import cores, make_crew
 from marin_build.data.documents import can_be_cut
 from marin_build.data.durable import json_bytes, remove
@@ -24,9 +25,10 @@ from marin_build.data.progress import Progress
 from marin_build.data.reading import check_format, is_compressed
 from marin_build.data.shards import LEDGER, TokenizedSet
 from marin_build.data.sources import SourceFile, source_files
-from marin_build.data.vocabulary import TOKENIZER, LoadedTokenizer, load_tokenizer
-from marin_build.errors import RequestError
+from marin_build.data.vocabulary import CHAT_TEMPLATE, CONFIG, TOKENIZER, LoadedTokenizer, load_tokenizer
+from marin_build.errors import DamageError, RequestError
 from marin_build.recipe.schema import TokenBudget, TokenizedRecipe
+from marin_build.recipe.sources import Chat
 
 MAX_SHARD_BYTES = 128 << 20
 """A text has at most about as many ids as bytes, so no shard holds more than about 128 M of them."""
@@ -95,6 +97,7 @@ def make_assignment(context: BuildContext, recipe: TokenizedRecipe, tokenizer: L
         format=recipe.format,
         shard_bytes=recipe.shard_bytes,
         split=recipe.split,
+        template_digest=_template_digest(context, recipe),
     )
     folder = context.dependencies[recipe.tokenizer].folder
     return Assignment(
@@ -105,6 +108,23 @@ def make_assignment(context: BuildContext, recipe: TokenizedRecipe, tokenizer: L
         recipe.max_bad_documents,
         tokenizer.encoder_kind is FastEncoder,
     )
+
+
+def _template_digest(context: BuildContext, recipe: TokenizedRecipe) -> str | None:
+    """Digest of the chat template where documents are conversations, once it is seen to be usable and as recorded."""
+    if not isinstance(recipe.format, Chat):
+        return None
+    dependency = context.dependencies[recipe.tokenizer]
+    recorded = {entry["path"]: entry["xxh3_128"] for entry in dependency.record["files"]}
+    files = template_files(dependency.folder)
+    for name in {*files, *({CONFIG, CHAT_TEMPLATE} & recorded.keys())}:
+        if recorded.get(name) != files.get(name):
+            raise DamageError(
+                f"{dependency.target} is damaged: {name} is not what its record says: "
+                f"expected {recorded.get(name)}, seen {files.get(name)}\n  snakemake {dependency.target}"
+            )
+    load_chat_template(dependency.folder, recipe.tokenizer)
+    return template_digest(files)
 
 
 def _special(context: BuildContext, recipe: TokenizedRecipe, role: str, number: int | None) -> int:
@@ -236,9 +256,20 @@ def _metrics(ledger: dict[str, Any]) -> dict[str, float | int]:
         "tokens": totals["tokens"],
         "documents": totals["documents"],
         "shards": len(ledger["shards"]),
+        **_mask_metrics(totals),
         "text_bytes": totals["text_bytes"],
         "bytes_per_token": totals["text_bytes"] / totals["tokens"],
         **{f"skipped/{reason}": count for reason, count in ledger["skipped"].items()},
+    }
+
+
+def _mask_metrics(totals: dict[str, int]) -> dict[str, float | int]:
+    """How many tokens are trained on, and what share of all that is; nothing where all are."""
+    if "trained_tokens" not in totals:
+        return {}
+    return {
+        "trained_tokens": totals["trained_tokens"],
+        "loss_mask_fraction": totals["trained_tokens"] / totals["tokens"],
     }
 
 
@@ -256,22 +287,24 @@ def check_adopted(adopted: Adopted) -> BuildResult:
         )
     token_set = TokenizedSet.open(adopted.folder)
     ledger, tokenizer = token_set.ledger, adopted.dependencies[recipe.tokenizer]
-    used = {entry["path"]: entry["xxh3_128"] for entry in tokenizer.files}.get(TOKENIZER)
+    used = {entry["path"]: entry["xxh3_128"] for entry in tokenizer.files}
     policy = ledger.get("policy", {})
     seen = {
         "tokenizer": ledger["tokenizer"].get("xxh3_128"),
         "add_bos": policy.get("bos_id") is not None,
         "add_eos": policy.get("eos_id") is not None,
         "format": policy.get("format"),
+        "chat template": policy.get("template_digest"),
         "shard_bytes": policy.get("shard_bytes"),
         "split": policy.get("split"),
         "token_budget": {k: v for k, v in (ledger.get("token_budget") or {}).items() if k != "met"} or None,
     }
     wanted = {
-        "tokenizer": used,
+        "tokenizer": used.get(TOKENIZER),
         "add_bos": recipe.add_bos,
         "add_eos": recipe.add_eos,
         "format": recipe.format.model_dump(exclude_defaults=True),
+        "chat template": template_digest(used) if isinstance(recipe.format, Chat) else None,
         "shard_bytes": recipe.shard_bytes,
         "split": recipe.split.model_dump() if recipe.split else None,
         "token_budget": recipe.token_budget.model_dump() if recipe.token_budget else None,
@@ -280,5 +313,8 @@ def check_adopted(adopted: Adopted) -> BuildResult:
         if seen[field] != value:
             raise adopted.refused(f"{field} of its recipe is {value}, its {LEDGER} says {seen[field]}")
     for shard in token_set.shards:
-        assert len(shard.offsets)  # opens it and compares it with the ledger
+        if (shard.loss_mask is not None) != isinstance(recipe.format, Chat):  # opens it and compares it with the ledger
+            raise adopted.refused(
+                f"{shard.path.name} has a loss mask or none, against format.type {recipe.format.type}"
+            )
     return BuildResult(metrics=_metrics(ledger))

@@ -19,6 +19,7 @@ from marin_build.data.bpe import train
 from marin_build.data.durable import json_bytes, write_whole
 from marin_build.data.encoder import byte_characters
 from marin_build.data.vocabulary import (
+    CHAT_TEMPLATE,
     CONFIG,
     ROLES,
     TOKENIZER,
@@ -35,8 +36,6 @@ from marin_build.recipe.schema import AdoptedTokenizer, BytesTokenizer, SpecialT
 
 __all__ = ["LoadedTokenizer", "build", "load_tokenizer"]
 
-CHAT_TEMPLATE = "chat_template.jinja"
-"""Kept as it is, and never rendered here."""
 PROGRAMS = (".py", ".pyc", ".so", ".pkl", ".pickle", ".joblib", ".pt", ".pth", ".ckpt", ".bin", ".npy", ".npz")
 RUNS_CODE = ("auto_map", "trust_remote_code")
 NAMES_FILES = ("tokenizer_file", "vocab_file", "merges_file")

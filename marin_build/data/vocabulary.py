@@ -27,7 +27,7 @@ from marin_build.data.encoder import Encoded, Encoder, byte_characters, encoder_
 from marin_build.errors import DamageError, RequestError
 from marin_build.recipe.schema import SpecialTokens
 
-TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
+TOKENIZER, CONFIG, CHAT_TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 ROLES = ("bos", "eos", "pad")
 MAX_CONFIG_BYTES = 16 << 20
 MAX_BYTES = {TOKENIZER: 256 << 20}
@@ -193,6 +193,16 @@ class _Specification(TypedDict):
 _specification_form = TypeAdapter(_Specification)
 
 
+def read_specification(folder: Path) -> dict[str, Any]:
+    """What the tokenizer.json of a folder says.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it has another form.
+    """
+    return _specification(read_small(folder / TOKENIZER))
+
+
 def _specification(data: bytes) -> dict[str, Any]:
     """What a tokenizer.json says, in the form that the library writes.
 
@@ -212,7 +222,7 @@ def token_bytes(specification: dict[str, Any]) -> list[bytes]:
     Raises:
         RequestError: neither a byte-level tokenizer nor one that writes spaces as ▁.
     """
-    parts = _part_types(specification)
+    parts = part_types(specification)
     if "ByteLevel" in parts:
         byte_of = {character: byte for byte, character in enumerate(byte_characters())}
 
@@ -236,7 +246,7 @@ def token_bytes(specification: dict[str, Any]) -> list[bytes]:
     return [of_id[number] for number in range(len(of_id))]
 
 
-def _part_types(specification: dict[str, Any]) -> set[str]:
+def part_types(specification: dict[str, Any]) -> set[str]:
     """Types of the normalizers, pre-tokenizers and decoders."""
     waiting = [specification.get(part) for part in ("normalizer", "pre_tokenizer", "decoder")]
     types = set()

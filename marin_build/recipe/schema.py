@@ -31,7 +31,7 @@ from marin_build.recipe.fields import (
     added_later,
 )
 from marin_build.recipe.mixture_schedule import schedule_of
-from marin_build.recipe.sources import RawSource, TextFormat, TextSource, TokenizerFileSource
+from marin_build.recipe.sources import Chat, DocumentFormat, RawSource, TextFormat, TextSource, TokenizerFileSource
 
 MAX_QUOTED = 8
 MAX_PARTS = 99_999
@@ -164,7 +164,7 @@ class TokenizedRecipe(Model):
     kind: ClassVar[str] = "tokenized"
     tokenizer: TokenizerTarget
     source: TextSource
-    format: TextFormat
+    format: DocumentFormat
     add_bos: bool
     add_eos: bool
     shard_bytes: PositiveInt
@@ -177,6 +177,14 @@ class TokenizedRecipe(Model):
     measure: Measure = Measure()
     execution: dict[str, TokenizeExecution] = Field(default={})
     """By platform (a setting that profiles give); `default` applies where a platform is not named."""
+
+    @model_validator(mode="after")
+    def _template_writes_specials(self) -> TokenizedRecipe:
+        if isinstance(self.format, Chat) and (self.add_bos or self.add_eos):
+            raise ValueError(
+                "format.type chat needs add_bos: false and add_eos: false; the chat template writes all special tokens"
+            )
+        return self
 
 
 class PartRecipe(Model):

@@ -131,7 +131,31 @@ class Arrow(Documents):
     """The column of the text."""
 
 
+Role = Annotated[
+    str,
+    StringConstraints(pattern=r"^[a-z][a-z0-9_]*$", max_length=40),
+    Said("lower-case letters, digits and '_'"),
+]
+
+
+class Chat(Documents):
+    """JSON lines of conversations, rendered by the tokenizer's chat template, which also says what is trained on."""
+
+    type: Literal["chat"]
+    messages_key: str
+    """Key of the list of messages, each an object with `role` and `content`, a text."""
+    roles: Annotated[list[Role], Field(min_length=1)]
+    """Roles that a message may have."""
+    ignored_keys: list[str] = Field(default=[])
+    """Other keys that messages may have, which are left out. Any that is not named here makes a record unusable."""
+
+    @property
+    def known_keys(self) -> list[str]:
+        return ["role", "content", *self.ignored_keys]
+
+
 ROW_FORMATS = (JsonArray, Parquet, Arrow)
 """Formats of files that are read as a whole, and whose documents have numbers."""
 
 TextFormat = Annotated[Union[JsonLines, JsonArray, PlainText, Parquet, Arrow], Field(discriminator="type")]
+DocumentFormat = Annotated[Union[JsonLines, JsonArray, PlainText, Parquet, Arrow, Chat], Field(discriminator="type")]

@@ -150,14 +150,20 @@ class TrainingWorld:
         texts = [" ".join(dice.choices(WORDS, k=dice.randint(3, 12))).encode() for _ in range(documents)]
         self.write_set(target, [np.array([*text, EOS], np.uint16) for text in texts])
 
-    def write_set(self, target: str, documents: list[np.ndarray], vocabulary_size: int = VOCABULARY) -> None:
+    def write_set(
+        self,
+        target: str,
+        documents: list[np.ndarray],
+        vocabulary_size: int = VOCABULARY,
+        loss_mask: np.ndarray | None = None,
+    ) -> None:
         from marin_build.data.shards import FORMAT, LEDGER, write_shard
 
         folder = self.folder / target
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "part-00000.arrow"
         lengths = np.array([len(document) for document in documents], np.int64)
-        write_shard(path, np.concatenate(documents), lengths)
+        write_shard(path, np.concatenate(documents), lengths, loss_mask)
         counts = {"tokens": int(lengths.sum()), "documents": len(documents)}
         ledger = {
             "format": FORMAT,

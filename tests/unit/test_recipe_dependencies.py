@@ -135,3 +135,41 @@ def test_the_vocabulary_holds_every_id_of_the_tokenizer(recipe_tree):
         closure(recipe_tree.book, [TINY])
     recipe_tree.edit(str(TINY), "vocab_size: 2047", "vocab_size: 2176")
     assert closure(recipe_tree.book, [TINY])
+
+
+VALIDATION = "tokenized/bpe/validation/2026.06.28"
+
+
+def make_chat(recipe_tree):
+    recipe_tree.edit(
+        VALIDATION, "{type: jsonl, text_key: text}", "{type: chat, messages_key: m, roles: [user, assistant]}"
+    )
+    recipe_tree.edit(VALIDATION, "add_bos: true\nadd_eos: true", "add_bos: false\nadd_eos: false")
+
+
+def test_conversations_do_not_see_each_other(recipe_tree):
+    make_chat(recipe_tree)
+    closure(recipe_tree.book, [TINY])
+    recipe_tree.edit(str(TINY), "attention_across_documents: false", "attention_across_documents: true")
+    closure(recipe_tree.book, [TINY], identity_dependencies)
+    with pytest.raises(
+        RecipeError,
+        match=r":8: data\.attention_across_documents: needs false, seen true: tokenized/bpe/validation/.* is chat",
+    ):
+        closure(recipe_tree.book, [TINY])
+
+
+def test_baselines_of_whole_texts_score_no_conversations(recipe_tree):
+    make_chat(recipe_tree)
+    recipe_tree.edit(str(TINY), "measure:\n", "measure:\n  baselines: [byte_bigram]\n")
+    with pytest.raises(RecipeError, match=r"measure\.baselines: needs \[\], seen \['byte_bigram'\]: they score all of"):
+        closure(recipe_tree.book, [TINY])
+
+
+def test_a_template_writes_the_special_tokens_of_conversations(recipe_tree):
+    make_chat(recipe_tree)
+    recipe_tree.edit(VALIDATION, "add_eos: false", "add_eos: true")
+    with pytest.raises(
+        RecipeError, match=r"format\.type chat needs add_bos: false and add_eos: false; the chat template"
+    ):
+        closure(recipe_tree.book, [TINY])

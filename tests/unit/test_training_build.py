@@ -293,6 +293,15 @@ def test_a_set_of_another_tokenizer_is_refused(tmp_path, nothing_compiles):
     refused(tmp_path, "data.train.tiny: .* was made with another tokenizer than data.tokenizer", prepare=prepare)
 
 
+def test_conversations_that_would_see_each_other_are_refused(tmp_path, nothing_compiles):
+    def prepare(world):
+        ids = np.arange(200, dtype=np.uint16) % 256
+        world.write_set(VALID, [ids], loss_mask=np.ones(200, np.uint8))
+
+    message = r"measure.validation.sets.tiny/valid is chat data, and data.attention_across_documents is true"
+    refused(tmp_path, message, prepare=prepare, **{"data.attention_across_documents": True})
+
+
 def test_a_validation_set_without_a_target_is_refused(tmp_path, nothing_compiles):
     def prepare(world):
         world.write_set(VALID, [np.array([1], np.uint16)])
