@@ -17,14 +17,24 @@ pytestmark = pytest.mark.parity
 
 TEMPLATES = {
     "llama": TEMPLATE,
-    "within a word": "{% for m in messages %}{{ m.role }}:{% generation %}{{ m.content }}{% endgeneration %}x\n{% endfor %}",
-    "one at the end": "{{ bos_token }}{% for m in messages[:-1] %}\n  {{ m.content|trim|replace('\\t', ' ') }}{{ eos_token }}\n{% endfor %}"
-    "{% generation %}{{ messages[-1].content }}{{ eos_token }}{% endgeneration %}",
-    "controls": "{% set ns = namespace(n=0) -%}\n  {%- for m in messages if m.content -%}\n{% set ns.n = ns.n + 1 %}\n"
-    "[{{ ns.n ~ '/' ~ messages|length }}] {% if loop.last %}{% generation %}{{ m['content'].strip() + eos_token }}"
-    "{% endgeneration %}{% else %}{{ m.content | replace('!', '?') | tojson }}{% continue %}{% endif %}  \n{% endfor %}",
-    "tools": "{% if tools is defined and tools %}T{% endif %}{% if x is not defined %}{{ x }}N{% endif %}"
-    "{% for m in messages %}{% generation %}{{ m.role|title }} {{ m.content }}{% endgeneration %}{% endfor %}",
+    "within a word": (
+        "{% for m in messages %}{{ m.role }}:{% generation %}{{ m.content }}{% endgeneration %}x\n{% endfor %}"
+    ),
+    "one at the end": (
+        "{{ bos_token }}{% for m in messages[:-1] %}\n"
+        "  {{ m.content|trim|replace('\\t', ' ') }}{{ eos_token }}\n"
+        "{% endfor %}{% generation %}{{ messages[-1].content }}{{ eos_token }}{% endgeneration %}"
+    ),
+    "controls": (
+        "{% set ns = namespace(n=0) -%}\n  {%- for m in messages if m.content -%}\n{% set ns.n = ns.n + 1 %}\n"
+        "[{{ ns.n ~ '/' ~ messages|length }}] {% if loop.last %}"
+        "{% generation %}{{ m['content'].strip() + eos_token }}{% endgeneration %}"
+        "{% else %}{{ m.content | replace('!', '?') | tojson }}{% continue %}{% endif %}  \n{% endfor %}"
+    ),
+    "tools": (
+        "{% if tools is defined and tools %}T{% endif %}{% if x is not defined %}{{ x }}N{% endif %}"
+        "{% for m in messages %}{% generation %}{{ m.role|title }} {{ m.content }}{% endgeneration %}{% endfor %}"
+    ),
 }
 
 
