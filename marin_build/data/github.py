@@ -132,7 +132,7 @@ class _Clone:
         return {
             name: facts[2].decode()
             for name, facts in blobs.items()
-            if facts[0].startswith(b"100") and is_file_name(name)
+            if facts[0].startswith(b"100") and _can_be_written(name)
         }
 
     def bring(self, blobs: Mapping[str, str], folder: Path) -> None:
@@ -186,6 +186,11 @@ class _Clone:
             f"files of {self._source.repository} at {self._source.revision} cannot be fetched: {reason}\n"
             "  without a network: copy the files here and name them in a source of type files"
         )
+
+
+def _can_be_written(name: str) -> bool:
+    """Whether a path of a repository, which may be anybody's, stays below the folder that it is written to."""
+    return is_file_name(name) and not set(name.split("/")) & {"", ".", ".."}
 
 
 def _lines(said: bytes) -> Iterator[str]:

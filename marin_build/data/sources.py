@@ -17,6 +17,7 @@ from typing import Any
 import xxhash
 
 from marin_build.artifact.bodies import NO_FILE_NAME, is_file_name
+from marin_build.artifact.bucket import at_once
 from marin_build.artifact.context import BuildContext, Dependency
 from marin_build.artifact.digest import root_digest
 from marin_build.artifact.store import LOGS
@@ -177,7 +178,7 @@ def pinned(context: BuildContext, found: Sequence[tuple[str, Place]], expected: 
             if context.stop_requested():
                 raise Stopped("stopped by a signal while source files were hashed; run the same command again")
 
-        files = [SourceFile(name, path, *hash_source(path, hashed)) for name, path in found]
+        files = _hashed(found, hashed)
     seen = digest_of(files)
     if seen != expected:
         raise RequestError(
@@ -190,7 +191,17 @@ def pinned(context: BuildContext, found: Sequence[tuple[str, Place]], expected: 
 
 def files_digest(found: Iterable[tuple[str, Place]]) -> str:
     """The digest that pins these files: a root over (name, bytes, xxh3_128) of each."""
-    return digest_of([SourceFile(name, path, *hash_source(path, lambda _: None)) for name, path in found])
+    return digest_of(_hashed(list(found), lambda _: None))
+
+
+def _hashed(found: Sequence[tuple[str, Place]], seen: Callable[[int], None]) -> list[SourceFile]:
+    """Files with their digests; those of stores several at a time, since each waits for its store."""
+
+    def one(entry: tuple[str, Place]) -> SourceFile:
+        return SourceFile(*entry, *hash_source(entry[1], seen))
+
+    is_local = all(isinstance(place, Path) for _, place in found)
+    return [one(entry) for entry in found] if is_local else at_once(one, found)
 
 
 def digest_of(files: Iterable[SourceFile]) -> str:

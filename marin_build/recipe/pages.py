@@ -42,7 +42,7 @@ def _raw(book: RecipeBook, target: Target) -> str:
     head = header(target, "Text, stored as it was found.", "Files on this machine.", note=note)
     return f"""{head}source:
   type: files # or embedded, huggingface, github
-  paths: ["texts/{words(target)[-1]}/*.jsonl"] # paths or globs, absolute or relative to the working directory
+  paths: ["texts/{words(target)[-1]}/*.jsonl"] # or globs of a store: gs://, s3://
   digest: unresolved # of the files' names and bytes
 
 measure:
@@ -60,7 +60,7 @@ def _tokenizer(book: RecipeBook, target: Target) -> str:
     - target: {raw}
       files: ["*.jsonl"]
       format:
-        type: jsonl # or text
+        type: jsonl # or text, json_array, parquet, arrow
         text_key: text
   vocabulary_size: {DEFAULT_VOCABULARY} # ids in all; small corpora want fewer
   # As in Llama 3: English contractions, words with the sign before them, numbers of up to three digits, runs of other
@@ -91,7 +91,7 @@ source:
   target: {raw}
   files: ["{part}.jsonl"] # globs within the artifact; .gz and .zst are read too
 format:
-  type: jsonl # or text
+  type: jsonl # or text, json_array, parquet, arrow
   text_key: text
 add_bos: true
 add_eos: true

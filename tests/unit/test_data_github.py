@@ -50,6 +50,12 @@ def commit(folder: Path) -> None:
     git(folder, "commit", "-qm", "more")
 
 
+def tree(folder: Path, content: bytes) -> str:
+    """Write a tree as it is, whatever it says."""
+    command = ["git", "-C", str(folder), "hash-object", "-t", "tree", "-w", "--literally", "--stdin"]
+    return subprocess.run(command, input=content, capture_output=True, check=True).stdout.decode().strip()
+
+
 def head(folder: Path) -> str:
     return git(folder, "rev-parse", "HEAD")
 
@@ -75,6 +81,17 @@ def test_files_of_a_commit_are_fetched_by_globs_and_the_newest_are_not(repositor
 def test_links_are_no_files_of_a_repository(repository, tmp_path):
     found = github.fetched(source(head(repository), "data/*"), tmp_path / "cache")
     assert "data/link.json" not in names(found)
+
+
+def test_a_path_that_leads_out_of_the_folder_is_no_file(repository, tmp_path):
+    """Git itself would not make such a tree; who wants to do harm would."""
+    blob = bytes.fromhex(git(repository, "hash-object", "-w", "data/deep/more.json"))
+    inner = tree(repository, b"100644 evil.json\0" + blob)
+    outer = tree(repository, b"40000 ..\0" + bytes.fromhex(inner) + b"100644 good.json\0" + blob)
+    made = git(repository, "commit-tree", outer, "-m", "evil")
+    git(repository, "update-ref", "refs/heads/evil", made)
+    found = github.fetched(source(made, "**/*.json"), tmp_path / "cache")
+    assert names(found) == ["good.json"]
 
 
 def test_what_was_fetched_is_used_again_without_a_network_and_what_is_damaged_is_fetched_again(
