@@ -51,6 +51,13 @@ class Assignment:
     fast: bool = False
     """Whether a check has shown that the fast encoder gives the ids of the reference."""
 
+    def give(self, tokenizer: LoadedTokenizer) -> None:
+        """Spare this process loading what it has loaded; others load it themselves."""
+        vars(self)["tokenizer"] = tokenizer
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "tokenizer"}
+
     @cached_property
     def tokenizer(self) -> LoadedTokenizer:
         """Loaded when the first text is there: a resumed build may not need it."""

@@ -70,10 +70,28 @@ def write_stream(file: BinaryIO, ids: np.ndarray, lengths: np.ndarray, loss_mask
         raise RequestError(f"a shard would hold {len(ids):,} ids; at most {MAX_TOKENS:,} fit: lower shard_bytes")
     offsets = offsets_of(lengths).astype(np.int32)
     columns = {"input_ids": ids} if loss_mask is None else {"input_ids": ids, LOSS_MASK: loss_mask}
-    lists = [pyarrow.ListArray.from_arrays(pyarrow.array(offsets), pyarrow.array(flat)) for flat in columns.values()]
+    lists = [pyarrow.ListArray.from_arrays(_as_arrow(offsets), _as_arrow(flat)) for flat in columns.values()]
     batch = pyarrow.record_batch(lists, names=list(columns))
     with pyarrow.ipc.new_stream(file, batch.schema) as stream:
         stream.write_batch(batch)
+
+
+def _as_arrow(values: np.ndarray) -> pyarrow.Array:
+    """The same memory; `pyarrow.array` would import pandas, which takes a second and 60 MB."""
+    values = np.ascontiguousarray(values)
+    return pyarrow.Array.from_buffers(
+        pyarrow.from_numpy_dtype(values.dtype), len(values), [None, pyarrow.py_buffer(values)]
+    )
+
+
+def _as_numpy(values: pyarrow.Array) -> np.ndarray:
+    """The same memory, read-only; `to_numpy` would import pandas, too."""
+    if values.null_count:
+        raise pyarrow.ArrowInvalid(f"it holds {values.null_count:,} nulls")
+    kind = np.dtype(values.type.to_pandas_dtype())
+    if not len(values):
+        return np.empty(0, kind)
+    return np.frombuffer(values.buffers()[1], kind, len(values), values.offset * kind.itemsize)
 
 
 @dataclass(frozen=True)
@@ -125,7 +143,7 @@ class Shard:
         column = batch.column(name)
         if not pyarrow.types.is_list(column.type) or column.type.value_type not in types or column.null_count:
             raise DamageError(f"shard {self.path} holds {shortened(str(column.type), 80)} and not lists of {name}")
-        return column.values.to_numpy(), column.offsets.to_numpy()
+        return _as_numpy(column.values), _as_numpy(column.offsets)
 
     def _mask(self, batch: pyarrow.RecordBatch, offsets: np.ndarray) -> np.ndarray:
         mask, mask_offsets = self._column(batch, LOSS_MASK, MASK_TYPES)

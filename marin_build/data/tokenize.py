@@ -100,7 +100,7 @@ def make_assignment(context: BuildContext, recipe: TokenizedRecipe, tokenizer: L
         template_digest=_template_digest(context, recipe),
     )
     folder = context.dependencies[recipe.tokenizer].folder
-    return Assignment(
+    assignment = Assignment(
         str(context.target),
         context.folder,
         folder,
@@ -108,6 +108,8 @@ def make_assignment(context: BuildContext, recipe: TokenizedRecipe, tokenizer: L
         recipe.max_bad_documents,
         tokenizer.encoder_kind is FastEncoder,
     )
+    assignment.give(tokenizer)
+    return assignment
 
 
 def _template_digest(context: BuildContext, recipe: TokenizedRecipe) -> str | None:

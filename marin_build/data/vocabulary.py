@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import count, islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,16 @@ from typing_extensions import NotRequired, TypedDict  # noqa: UP035 (pydantic ne
 from marin_build.artifact.bodies import Count, check
 from marin_build.artifact.digest import hash_bytes
 from marin_build.artifact.strict_json import parse_object
-from marin_build.data.encoder import Encoded, Encoder, byte_characters, encoder_kind, make_encoder, read_library
+from marin_build.data.encoder import (
+    Encoded,
+    Encoder,
+    FastEncoder,
+    byte_characters,
+    encoder_kind,
+    make_encoder,
+    read_library,
+)
+from marin_build.data.pieces import may_be_cut
 from marin_build.errors import DamageError, RequestError
 from marin_build.recipe.schema import SpecialTokens
 
@@ -109,7 +118,8 @@ def load_tokenizer(folder: str | Path, fast: bool = False) -> LoadedTokenizer:
     try:
         data = read_small(folder / TOKENIZER)
         specification, config = _specification(data), parse_object(read_small(folder / CONFIG))
-        encoder = None if fast else make_encoder(data, specification)  # proves that the reference reads it
+        kind = encoder_kind(specification, fast)
+        encoder = None if kind is FastEncoder else make_encoder(data, specification)  # proves that it can be made
     except OSError as error:
         place = error.filename or folder
         raise DamageError(f"{place} cannot be read: {error.strerror}; build the tokenizer again") from None
@@ -122,8 +132,8 @@ def load_tokenizer(folder: str | Path, fast: bool = False) -> LoadedTokenizer:
         vocab_size=len(all_tokens(specification)),
         **{f"{role}_id": named[role] for role in ROLES},
         digest=hash_bytes(data),
-        encoder_kind=encoder_kind(specification, fast),
-        make_encoder=lambda: encoder or make_encoder(data, specification, fast),
+        encoder_kind=kind,
+        make_encoder=(lambda: encoder) if encoder else partial(FastEncoder, data, may_be_cut(specification)),
     )
 
 
