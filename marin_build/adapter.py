@@ -20,6 +20,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 from snakemake import __version__ as snakemake_version
@@ -28,7 +29,7 @@ from snakemake.io import ancient
 from snakemake.logging import logger
 from snakemake.settings.enums import RerunTrigger
 
-from marin_build import refusals
+from marin_build import refusals, shares
 from marin_build.artifact import forced, mirror
 from marin_build.artifact.attempt import read_attempt
 from marin_build.artifact.claims import Claims
@@ -37,6 +38,7 @@ from marin_build.artifact.store import open_store
 from marin_build.errors import MarinError, RequestError
 from marin_build.foreign import printable
 from marin_build.recipe.dependencies import closure
+from marin_build.recipe.derived import base_of, part_target
 from marin_build.recipe.load import RecipeBook
 from marin_build.recipe.target import TARGET_PATTERN, Target, is_target, parse_target
 from marin_build.runs import Plan, decide, restrict, table
@@ -49,6 +51,8 @@ PREFIX_VARIABLE = "MARIN_PREFIX"
 SHOWN_LINES = 20
 """Lines of a log that are shown when its job failed."""
 WAIT_SECONDS = 0.5
+SHOWN_PARTS = 200
+"""Part jobs that a plan or a picture shows one by one."""
 
 
 class AdapterError(CliException):
@@ -73,6 +77,8 @@ class Build:
         logger.addFilter(_clean_record)
         self._workflow = workflow
         self._plan = Plan()
+        self._shares: dict[Target, list[Target]] = {}
+        """Of each token set that runs: the parts of the work that are to be made first."""
         self._statuses: dict[Target, Status] = {}
         with _clean_errors():
             self._given = dict(config)
@@ -102,6 +108,10 @@ class Build:
         """
         files = {need: record(need) for need in self._inputs(parse_target(wildcards.target))}
         return [file if need in self._plan.runs else ancient(file) for need, file in files.items()]
+
+    def parts(self, wildcards: Any) -> list[str]:
+        """Records of the parts that a token set is joined from, as far as they are not there yet."""
+        return [record(part) for part in self._shares.get(parse_target(wildcards.target), ())]
 
     def cores(self, wildcards: Any) -> int:
         """All cores of this run: a job that fills the machine runs alone."""
@@ -144,11 +154,34 @@ class Build:
 
         left = plan()
         if workflow.dryrun:
-            print(printable(table(left, len(order))), end="", file=sys.stderr)
+            print(printable(table(left, len(order), self._share_out(left))), end="", file=sys.stderr)
         elif not self._is_looking and not workflow.touch:
             left = self._claimed(left, plan)
+            self._share_out(left)
             self._begin(left)
+        else:
+            self._share_out(left)
         settings.forcerun = [*settings.forcerun, *map(record, self._mirrored_but_run())]
+
+    def _share_out(self, plan: Plan) -> dict[Target, int]:
+        """Note the parts of the work on each token set that runs, and say how many there are.
+
+        Snakemake takes milliseconds for a job. So in a plan or a picture with very many of them one part stands for
+        all of its set.
+        """
+        counts = {target: shares.parts_of(self._book.load(target), self._settings) for target in plan.runs}
+        shared = {target: count for target, count in counts.items() if count > 1}
+        is_real = not (self._workflow.dryrun or self._is_looking or self._workflow.touch)
+        is_short = not is_real and sum(shared.values()) > SHOWN_PARTS
+        for target, count in shared.items():
+            forced = target in plan.forced
+            if is_short:
+                self._shares[target] = [part_target(target, 0, count)]
+            else:
+                self._shares[target] = shares.missing(self._store, self._book, target, count, forced=forced)
+            for part in self._shares[target]:
+                mirror.remove(part)
+        return shared
 
     @property
     def _is_looking(self) -> bool:
@@ -232,7 +265,7 @@ class Build:
     def _inputs(self, target: Target) -> list[Target]:
         """What a target is joined to in the graph: what runs is never upstream of what stays as it is."""
         needed = self._needs(target)
-        if target in self._plan.runs or not self._workflow.is_main_process:
+        if target in self._plan.runs or base_of(target) in self._plan.runs or not self._workflow.is_main_process:
             return needed
         return [n for n in needed if n not in self._plan.runs and self._status(n).record is not None]
 
@@ -273,7 +306,8 @@ class Build:
             raise RequestError(text)
         for target, status in self._statuses.items():
             if target in plan.forced:
-                forced.write(target, self._run)
+                for member in (target, *self._shares.get(target, ())):
+                    forced.write(member, self._run)
             elif status.owner is None:
                 forced.clear(target)  # left by a run that died
         self._export(RUN_VARIABLE, self._run)
@@ -306,7 +340,7 @@ class Build:
 
     def _show_logs(self) -> None:
         """The last lines of the log of each target that this run began and did not finish."""
-        for target in self._plan.runs:
+        for target in [*chain(*self._shares.values()), *self._plan.runs]:
             attempt = read_attempt(self._store, target)
             if attempt and attempt.run == self._run and not os.path.exists(record(target)):
                 log, lines = self._store.last_lines(attempt, SHOWN_LINES)

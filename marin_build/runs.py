@@ -50,10 +50,13 @@ def decide(
     return Plan({s.target: why[s.target] for s in statuses if s.target in why}, forced | again)
 
 
-def table(plan: Plan, members: int) -> str:
-    """A line for each target that would run, out of a closure of `members`; nothing where none would."""
+def table(plan: Plan, members: int, parts: Mapping[Target, int]) -> str:
+    """A line for each target that would run, out of a closure of `members`, with the number of `parts` that share the
+    work on it; nothing where none would run.
+    """
     width = max((len(str(target)) for target in plan.runs), default=0)
-    lines = [f"  {target!s:{width}}  {why}\n" for target, why in plan.runs.items()]
+    shared = {target: f", joined from {count:,} part jobs" for target, count in parts.items()}
+    lines = [f"  {target!s:{width}}  {why}{shared.get(target, '')}\n" for target, why in plan.runs.items()]
     return "".join([f"{len(lines)} of {members} artifacts would be built:\n", *lines]) if lines else ""
 
 

@@ -51,6 +51,8 @@ class Settings(BaseModel):
     encoder: Literal["auto", "tokenizers"] = "auto"
     """What turns text into ids. `auto`: the fast one, for tokenizers for which a check has shown that it gives the ids
     of the reference; `tokenizers`: the reference always, and no checks."""
+    tokenize_parts: Annotated[int, Field(ge=1, le=99_999)] | None = None
+    """Jobs that share the work on a token set; none: what `execution` of its recipe says for the platform, or 1."""
     mesh: dict[str, int] | None = None
     """Overrides `execution.mesh` of the recipe, for example mesh='{data: 2, fsdp: 4, tensor: 1}'."""
     micro_batch_size: Annotated[int, Field(ge=1)] | None = None

@@ -60,6 +60,8 @@ class BuildContext:
     copying their bytes. Returns the names that now are; what is missing or not as recorded is left out. On a disk they
     lie in `folder` then, maybe as hard links, so never write into a file there: make a new one and rename it. On an
     object store they are taken by reference and do not lie in `folder`; `BuildResult.made` names them all the same."""
+    forced: str | None = None
+    """The id of the run that has it made from nothing although it was finished or begun; None: nobody does."""
     must_resume: bool = False
     """True when it was finished once and is being repaired: a checkpoint then never starts from nothing."""
 

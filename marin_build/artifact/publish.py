@@ -247,6 +247,7 @@ def _carry_out(request: _Request, plan: _Plan, lease: Lease, signals: StopSignal
             read=lambda record, name: donors.read_small(store, record, name),
             take=lambda record, names: work.take(record, names, lambda: _go_on(target, lease, signals)),
             must_resume=attempt.repairs is not None,
+            forced=attempt.forced,
         )
         log.logger.info("building %s in %s", target, context.folder)
         with disk_errors_explained(context.folder):

@@ -87,6 +87,11 @@ def can_be_cut(format: DocumentFormat) -> bool:
     return not (isinstance(format, ROW_FORMATS) or (isinstance(format, PlainText) and format.document == "file"))
 
 
+def is_lines(format: TextFormat) -> bool:
+    """Whether a unit is a line as it lies in the file, so that one can be found from any byte on."""
+    return can_be_cut(format) and not (isinstance(format, PlainText) and format.document == "paragraph")
+
+
 def lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
     """Lines with their `\\n`, in time linear in the length of the longest."""
     pieces: list[bytes] = []

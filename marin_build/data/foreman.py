@@ -7,26 +7,45 @@ a single process.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from marin_build.artifact.context import BuildContext
 from marin_build.data.crew import Crew, Ended, Failed, Key
+from marin_build.data.donors import Donors
 from marin_build.data.durable import commit
-from marin_build.data.ledger import ContentDigest, rejections_of, sidecar_of, write_sidecar
+from marin_build.data.ledger import ContentDigest, names_of, rejections_of, write_sidecar
 from marin_build.data.part import Assignment, bad_count, bad_documents
 from marin_build.data.progress import Progress
-from marin_build.data.shards import Shard
 from marin_build.data.sources import SourceFile
-from marin_build.data.workshop import Advanced, Complete, Cut, FileRange, Made, Message, WholeFile
+from marin_build.data.workshop import (
+    Advanced,
+    Complete,
+    Cut,
+    FileBucket,
+    FileRange,
+    Job,
+    Made,
+    Message,
+    Surveyed,
+    WholeFile,
+)
 from marin_build.errors import Stopped
 
 POLL_SECONDS = 0.2
 
 
+@dataclass(frozen=True)
+class Piece:
+    """What is worked on in one go: a source file, or one bucket of a large plain one."""
+
+    file: SourceFile
+    bucket: int | None = None
+
+
 @dataclass
-class _FileState:
+class _PieceState:
     sidecars: dict[int, dict[str, Any]] = field(default_factory=dict)
     shards: int | None = None
     """How many it has, once that is known."""
@@ -37,30 +56,37 @@ class _FileState:
 
 
 class Foreman:
-    """Runs a crew until all files are taken, or as many as a token budget needs."""
+    """Runs a crew until all pieces are taken, or as many as a token budget needs."""
 
     def __init__(
         self,
         context: BuildContext,
         assignment: Assignment,
-        files: list[SourceFile],
-        budget: int | None,
+        pieces: Sequence[Piece],
         crew: Crew,
         progress: Progress,
+        *,
+        donors: Donors,
+        budget: int | None = None,
+        is_needed: Callable[[int, Foreman], bool] = lambda number, foreman: True,
     ) -> None:
-        self._context, self._assignment, self._files, self._budget = context, assignment, files, budget
-        self._crew, self._progress = crew, progress
+        """`is_needed` is asked before a piece is begun, by its number: at the first one that is not, it ends."""
+        self._context, self._assignment, self._budget = context, assignment, budget
+        self._pieces, self._is_needed = list(pieces), is_needed
+        self._crew, self._progress, self._donors = crew, progress, donors
         self.processes, self.policy = crew.size, assignment.policy
-        self._states: dict[int, _FileState] = {}
-        """Files that were started and not taken yet."""
+        self._states: dict[int, _PieceState] = {}
+        """Pieces that were started and not taken yet."""
         self._started = 0
         self._running: set[Key] = set()
         self._waiting: list[tuple[Key, FileRange]] = []
         self._failure: tuple[Key, Exception] | None = None
-        self.files_taken = 0
+        self.pieces_taken = 0
         self.sidecars: list[dict[str, Any]] = []
-        """Of the files taken, in their order."""
-        self.tokens = self._bad = self.kept = self.made = 0
+        """Of the pieces taken, in their order."""
+        self.surveys: dict[str, tuple[tuple[int, int, str], ...]] = {}
+        """Of the files whose first bucket was among the pieces."""
+        self.tokens = self._bad = self.kept = self.made = self.shared = 0
         self.content = ContentDigest()
 
     @property
@@ -68,15 +94,16 @@ class Foreman:
         return self._budget is not None and self.tokens >= self._budget
 
     def run(self) -> None:
-        while self.files_taken < len(self._files) and not self.budget_met:
+        while self.pieces_taken < len(self._pieces) and not self.budget_met:
             if self._context.stop_requested():
                 raise Stopped(
-                    f"stopped by a signal; {self.made + self.kept:,} shards are kept, the same command goes on"
+                    f"stopped by a signal; {self.made + self.kept + self.shared:,} shards are kept, "
+                    "the same command goes on"
                 )
             self._hand_out()
-            assert self._running, "nothing is left to wait for"
-            for key, message in self._crew.receive(POLL_SECONDS):
-                self._note(key, message)
+            if self._running:
+                for key, message in self._crew.receive(POLL_SECONDS):
+                    self._note(key, message)
             self._take()
             self._raise_failure()
 
@@ -85,19 +112,36 @@ class Foreman:
             self._running.add(entry[0])
             self._crew.start(*entry)
 
-    def _next_job(self) -> tuple[Key, WholeFile | FileRange] | None:
+    def _next_job(self) -> tuple[Key, Job] | None:
         if self._failure:  # only what comes before it still matters
             return heapq.heappop(self._waiting) if self._waiting and self._waiting[0][0] < self._failure[0] else None
         if self._waiting:
             return heapq.heappop(self._waiting)
-        if self._started == len(self._files) or self._enough_is_made():
+        while self._started < len(self._pieces) and not self._enough_is_made():
+            number = self._started
+            if not self._is_needed(number, self):
+                del self._pieces[number:]
+                return None
+            self._started += 1
+            if job := self._begun(number, self._pieces[number]):
+                return (number, -1), job
+        return None
+
+    def _begun(self, number: int, piece: Piece) -> Job | None:
+        """The job that makes a piece; none where another artifact has all of it."""
+        state = self._states[number] = _PieceState()
+        taken, is_all = self._donors.take(piece.file, piece.bucket)
+        if is_all:
+            state.sidecars, state.shards = dict(taken), len(taken)
+            self.shared += len(taken)
+            self._progress.add(*_size_of(taken.values()), True)
             return None
-        number, self._started = self._started, self._started + 1
-        self._states[number] = _FileState()
-        return (number, -1), WholeFile(self._files[number])
+        if piece.bucket is None:
+            return WholeFile(piece.file, taken)
+        return FileBucket(piece.file, piece.bucket, taken)
 
     def _enough_is_made(self) -> bool:
-        """Whether the files that were started hold the budget already, so that the next one cannot be needed."""
+        """Whether the pieces that were started hold the budget already, so that the next one cannot be needed."""
         if self._budget is None:
             return False
         ahead = sum(sidecar["tokens"] for state in self._states.values() for sidecar in state.sidecars.values())
@@ -114,6 +158,8 @@ class Foreman:
                 self._states[key[0]].shards = len(message.ranges)
                 for part in message.ranges:
                     heapq.heappush(self._waiting, ((key[0], part.number), part))
+            case Surveyed():
+                self.surveys[message.file] = message.ranges
             case Complete():
                 self._states[key[0]].shards = message.shards
             case Ended():
@@ -128,16 +174,16 @@ class Foreman:
         self._context.check_lease()
         commit(self._context.folder / message.sidecar["file"])
         write_sidecar(self._context.folder, message.sidecar)
-        self._context.keep([message.sidecar["file"], sidecar_of(Path(message.sidecar["file"])).name])
+        self._context.keep(names_of(message.sidecar), shared=True)
         self.made += 1
 
     def _take(self) -> None:
-        """Count the files that are complete, as far as none before them is missing and the budget is not met."""
-        while (state := self._states.get(self.files_taken)) and state.complete and not self.budget_met:
-            for number in range(state.shards or 0):
+        """Count the pieces that are complete, as far as none before them is missing and the budget is not met."""
+        while (state := self._states.get(self.pieces_taken)) and state.complete and not self.budget_met:
+            for number in sorted(state.sidecars):
                 self._take_shard(state.sidecars[number])
-            del self._states[self.files_taken]
-            self.files_taken += 1
+            del self._states[self.pieces_taken]
+            self.pieces_taken += 1
 
     def _take_shard(self, sidecar: dict[str, Any]) -> None:
         self.sidecars.append(sidecar)
@@ -145,7 +191,7 @@ class Foreman:
         self._bad += bad_count(sidecar)
         if self._bad > self._assignment.max_bad_documents:
             raise bad_documents(self._assignment, self._bad, rejections_of(self.sidecars))
-        self.content.add(Shard(self._context.folder / sidecar["file"], sidecar["tokens"], sidecar["documents"]))
+        self.content.join(sidecar["content"])
 
     def _raise_failure(self) -> None:
         """Raise what went wrong once all work before it is done and it is still needed: always the same error."""
@@ -153,5 +199,11 @@ class Foreman:
             return
         key, error = self._failure
         earlier = [*self._running, *(entry[0] for entry in self._waiting)]
-        if key[0] == self.files_taken and not any(other < key for other in earlier):
+        if key[0] == self.pieces_taken and not any(other < key for other in earlier):
             raise error
+
+
+def _size_of(sidecars: Iterable[dict[str, Any]]) -> tuple[int, int]:
+    """Source bytes and tokens."""
+    found = list(sidecars)
+    return sum(s["source"]["end"] - s["source"]["start"] for s in found), sum(s["tokens"] for s in found)

@@ -10,20 +10,23 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import xxhash
-from pydantic import Field, TypeAdapter
+from pydantic import Field, StringConstraints, TypeAdapter
 from typing_extensions import NotRequired, TypedDict  # noqa: UP035 (pydantic needs this one before Python 3.12)
 
 from marin_build.artifact.bodies import Count, Hash, check
 from marin_build.artifact.digest import hash_bytes, hash_file
 from marin_build.artifact.strict_json import parse_object
 from marin_build.data.durable import json_bytes, write_whole
-from marin_build.data.shards import FORMAT, LEDGER, LOSS_MASK, Shard, id_type
+from marin_build.data.encoder import offsets_of
+from marin_build.data.shards import FORMAT, LEDGER, LOSS_MASK, id_type
 from marin_build.data.sources import SourceFile
 from marin_build.recipe.schema import ValidationSplit
 from marin_build.recipe.sources import DocumentFormat
@@ -105,6 +108,11 @@ class _Rejected(TypedDict):
     detail: str
 
 
+class _Content(TypedDict):
+    documents: Count
+    value: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+
+
 class _Sidecar(TypedDict):
     stamp: Hash
     file: str
@@ -117,12 +125,31 @@ class _Sidecar(TypedDict):
     text_bytes: Count
     bytes: Count
     xxh3_128: Hash
+    content: _Content
     source: _Source
     skipped: dict[str, Count]
     rejections: list[_Rejected]
 
 
 _sidecar_form = TypeAdapter(_Sidecar)
+
+
+def checked_sidecar(value: Any) -> dict[str, Any]:
+    """A sidecar as a ledger lists it.
+
+    Raises:
+        ValueError: it is none.
+    """
+    check(_sidecar_form, value)
+    if value["file"] != shard_file(value["source"]["file"], value["number"]):
+        raise ValueError(f"no shard is named {value['file']!a}")
+    sidecar: dict[str, Any] = value
+    return sidecar
+
+
+def names_of(sidecar: dict[str, Any]) -> list[str]:
+    """The file names of a shard and of its sidecar."""
+    return [sidecar["file"], sidecar_of(Path(sidecar["file"])).name]
 
 
 def write_sidecar(folder: Path, sidecar: dict[str, Any]) -> None:
@@ -157,34 +184,48 @@ def is_intact(folder: Path, sidecar: dict[str, Any]) -> bool:
 
 
 class ContentDigest:
-    """Digest of ids, document lengths and loss masks in their order: the same however they are cut into shards."""
+    """Digest of ids, document edges and loss masks in their order: the same however they are cut into shards.
+
+    A polynomial over the hashes of the documents, modulo a prime: those of two runs of documents give that of both, so
+    a set needs no second look at its shards.
+    """
+
+    prime = (1 << 127) - 1
+    base = 0x5DEECE66D1CE4E5B9B1F3A2D7C6E9A1D  # any number below the prime that is no small one
 
     def __init__(self) -> None:
-        self._ids, self._lengths = xxhash.xxh3_128(), xxhash.xxh3_128()
-        self._masks: xxhash.xxh3_128 | None = None
+        self._documents = self._value = 0
 
-    def add(self, shard: Shard) -> None:
-        lengths = shard.offsets[1:] - shard.offsets[:-1]
-        self._ids.update(memoryview(shard.ids))
-        self._lengths.update(memoryview(lengths.astype("<i8")))
-        if shard.loss_mask is not None:
-            self._masks = self._masks or xxhash.xxh3_128()
-            self._masks.update(memoryview(shard.loss_mask))
+    def add(self, ids: np.ndarray, lengths: np.ndarray, mask: np.ndarray | None = None) -> None:
+        """Take the next N documents: their ids [T], lengths [N], and loss mask [T] where there is one."""
+        data, edges, value = memoryview(ids).cast("B"), offsets_of(lengths).tolist(), self._value
+        for start, end in pairwise(edges):
+            document = data[start * ids.itemsize : end * ids.itemsize]
+            content = document if mask is None else b"".join((document, mask[start:end].tobytes()))
+            value = (value * self.base + xxhash.xxh3_128_intdigest(content)) % self.prime
+        self._documents, self._value = self._documents + len(lengths), value
+
+    def join(self, content: Mapping[str, Any]) -> None:
+        """Take the next documents, given what `to_dict` said of them."""
+        documents = content["documents"]
+        self._value = (self._value * pow(self.base, documents, self.prime) + int(content["value"], 16)) % self.prime
+        self._documents += documents
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"documents": self._documents, "value": f"{self._value:032x}"}
 
     def hexdigest(self) -> str:
-        masks = self._masks.digest() if self._masks else b""
-        return hash_bytes(self._ids.digest() + self._lengths.digest() + masks)
+        return hash_bytes(json_bytes(self.to_dict()))
 
 
 def write_ledger(
     folder: Path, sidecars: Sequence[dict[str, Any]], content_digest: str, facts: dict[str, Any]
 ) -> dict[str, Any]:
     """Write the two files of `datasets` and then the ledger, whose presence means that the set is complete."""
-    shards = [{key: s[key] for key in ("file", "documents", "tokens", "bytes", "xxh3_128", "source")} for s in sidecars]
     ledger = {
         "format": FORMAT,
         **facts,
-        "shards": shards,
+        "shards": list(sidecars),
         "totals": {key: sum(s[key] for s in sidecars) for key in _summed(sidecars)},
         "max_id": max((s["max_id"] for s in sidecars), default=-1),
         "skipped": dict(sum((Counter(s["skipped"]) for s in sidecars), Counter())),

@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from marin_build.artifact.digest import hash_bytes, hash_file
+from marin_build.artifact.digest import hash_file
 from marin_build.data.chat import ChatEncoder
 from marin_build.data.chat_template import Rendered, load_chat_template, template_digest, template_files
 from marin_build.data.conversations import Conversation, read_conversation
 from marin_build.data.documents import OTHER_PART, Rejection, is_on_side, place_of, read_document
 from marin_build.data.durable import explained, temporary_of, writing
 from marin_build.data.encoder import Encoded, offsets_of
-from marin_build.data.ledger import LISTED_REJECTIONS, Policy, shard_file, stamp
+from marin_build.data.ledger import LISTED_REJECTIONS, ContentDigest, Policy, shard_file, stamp
 from marin_build.data.shards import id_type, write_stream
 from marin_build.data.sources import SourceFile
 from marin_build.data.vocabulary import LoadedTokenizer, load_tokenizer
@@ -175,6 +175,8 @@ class Part:
         ):
             write_stream(file, ids, lengths, mask)
         size, digest = hash_file(temporary_of(path))
+        content = ContentDigest()
+        content.add(ids, lengths, mask)
         return {
             "stamp": stamp(policy, self._file, self._number),
             "file": path.name,
@@ -187,7 +189,7 @@ class Part:
             "text_bytes": self._text_bytes,
             "bytes": size,
             "xxh3_128": digest,
-            "ids_xxh3_128": hash_bytes(ids.data),
+            "content": content.to_dict(),
             "source": self.source(),
             "skipped": {reason: count for reason, count in sorted(self._skipped.items()) if count},
             "rejections": [rejection.to_dict() for rejection in self._rejections],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ def remake(context: BuildContext, made: Made, sample: Sample) -> Finding:
     recipe = context.recipe
     assert isinstance(recipe, TokenizedRecipe)
     made.check([LEDGER])
-    places = _places(read_ledger(made.folder)["shards"])
+    places = _places(read_ledger(made.folder)["shards"], recipe.shard_bytes)
     chosen = sample.choose(places)
     made.check(name for shard in chosen for name in _names(shard))
     workshop = Workshop(make_assignment(context, recipe, open_tokenizer(context.dependencies[recipe.tokenizer])))
@@ -65,12 +64,10 @@ def _names(shard: str) -> list[str]:
     return [shard, sidecar_of(Path(shard)).name]
 
 
-def _places(listed: list[dict[str, Any]]) -> dict[str, _Place]:
-    """Where each shard of a ledger comes from; it lists those of one file in their order."""
-    seen = Counter[str]()
-    places = {}
-    for entry in listed:
-        source = entry["source"]
-        places[entry["file"]] = _Place(source["file"], seen[source["file"]], source["start"])
-        seen[source["file"]] += 1
-    return places
+def _places(listed: list[dict[str, Any]], shard_bytes: int) -> dict[str, _Place]:
+    """Where each shard of a ledger comes from."""
+    sources = {entry["file"]: entry["source"] for entry in listed}
+    return {
+        shard: _Place(source["file"], source["start"] // shard_bytes, source["start"])
+        for shard, source in sources.items()
+    }

@@ -28,7 +28,7 @@ from marin_build.errors import DamageError, RequestError
 from marin_build.foreign import shortened
 
 LEDGER = "ledger.json"
-FORMAT = 1
+FORMAT = 2
 """Version of the layout of a token set; part of every stamp."""
 MAX_TOKENS = (1 << 31) - 1
 """Offsets are 32-bit: the form that `datasets` reads without copying."""

@@ -15,11 +15,12 @@ from marin_build.artifact.store import TEMPORARY
 from marin_build.data.chat_template import load_chat_template, template_digest, template_files
 from marin_build.data.crew import cores, make_crew
 from marin_build.data.documents import can_be_cut
+from marin_build.data.donors import Donors
 from marin_build.data.durable import json_bytes, remove
 from marin_build.data.encoder import ByteEncoder, FastEncoder
 from marin_build.data.encoder_check import may_be_fast, recorded_bytes
-from marin_build.data.foreman import Foreman
-from marin_build.data.ledger import DATASET_INFO, STATE, Policy, shard_stem, sidecar_of, write_ledger
+from marin_build.data.foreman import Foreman, Piece
+from marin_build.data.ledger import DATASET_INFO, STATE, Policy, names_of, shard_stem, write_ledger
 from marin_build.data.part import Assignment
 from marin_build.data.progress import Progress
 from marin_build.data.reading import check_format, is_compressed
@@ -27,7 +28,7 @@ from marin_build.data.shards import LEDGER, TokenizedSet
 from marin_build.data.sources import SourceFile, source_files
 from marin_build.data.vocabulary import CHAT_TEMPLATE, CONFIG, TOKENIZER, LoadedTokenizer, load_tokenizer
 from marin_build.errors import DamageError, RequestError
-from marin_build.recipe.schema import TokenBudget, TokenizedRecipe
+from marin_build.recipe.schema import TokenizedRecipe
 from marin_build.recipe.sources import Chat
 
 MAX_SHARD_BYTES = 128 << 20
@@ -52,16 +53,16 @@ def build(context: BuildContext) -> BuildResult:
     assert isinstance(recipe, TokenizedRecipe)
     tokenizer = choose_encoder(context, recipe)
     assignment = make_assignment(context, recipe, tokenizer)
-    files = _in_order(source_files(context, recipe.source), recipe.token_budget)
-    for file in files:
-        check_format(file.name, recipe.format)
+    files = files_in_order(context, recipe)
     if not recipe.token_budget:
         _check_count(context, sum(_ranges(file, assignment.policy) for file in files))
-    _sweep_unfinished(context.folder)
-    crew = make_crew(assignment, _crew_size(context, files, assignment.policy))
+    sweep_unfinished(context.folder)
+    crew = make_crew(assignment, crew_size(context, files, assignment.policy))
     try:
         with Progress(context.logger, "tokenizing", sum(f.bytes for f in files), _budget(recipe)) as progress:
-            foreman = Foreman(context, assignment, files, _budget(recipe), crew, progress)
+            donors = Donors(context, assignment.policy, recipe, context.target)
+            pieces = [Piece(file) for file in files]
+            foreman = Foreman(context, assignment, pieces, crew, progress, donors=donors, budget=_budget(recipe))
             foreman.run()
     finally:
         crew.close()
@@ -142,8 +143,11 @@ def _budget(recipe: TokenizedRecipe) -> int | None:
     return recipe.token_budget.tokens if recipe.token_budget else None
 
 
-def _in_order(files: list[SourceFile], budget: TokenBudget | None) -> list[SourceFile]:
+def files_in_order(context: BuildContext, recipe: TokenizedRecipe) -> list[SourceFile]:
     """The order of the recipe, or with a budget that of a keyed hash of each name: adding a file moves no other."""
+    files, budget = source_files(context, recipe.source), recipe.token_budget
+    for file in files:
+        check_format(file.name, recipe.format)
     if budget is None:
         return files
     return sorted(files, key=lambda file: (hash_bytes(json_bytes([budget.seed, file.name])), file.name))
@@ -164,7 +168,7 @@ def _check_count(context: BuildContext, shards: int) -> None:
         )
 
 
-def _crew_size(context: BuildContext, files: list[SourceFile], policy: Policy) -> int:
+def crew_size(context: BuildContext, files: list[SourceFile], policy: Policy) -> int:
     """Processes: as many as the settings say, but no more than there are ranges, and none for a small text alone."""
     ranges = sum(_ranges(file, policy) for file in files)
     worth = -(-sum(file.bytes for file in files) // BYTES_WORTH_A_PROCESS)
@@ -174,21 +178,16 @@ def _crew_size(context: BuildContext, files: list[SourceFile], policy: Policy) -
 # ---- before and after ------------------------------------------------------------------------------------------------
 
 
-def _sweep_unfinished(folder: Path) -> None:
+def sweep_unfinished(folder: Path) -> None:
     """Remove what a killed attempt was writing, and the ledger: the set is not complete until it is written again."""
     for path in folder.glob(f"*{TEMPORARY}"):
         remove(path)
     remove(folder / LEDGER)
 
 
-def _names(folder: Path, sidecars: list[dict[str, Any]]) -> list[str]:
-    """The names of shards and of their sidecars."""
-    return [name for s in sidecars for name in (s["file"], sidecar_of(folder / s["file"]).name)]
-
-
 def _sweep_unneeded(folder: Path, files: list[SourceFile], sidecars: list[dict[str, Any]]) -> None:
     """Remove shards of these files that are not in the set: workers run ahead of a token budget."""
-    needed = set(_names(folder, sidecars))
+    needed = {name for sidecar in sidecars for name in names_of(sidecar)}
     stems = {shard_stem(file.name) for file in files}
     for path in [*folder.glob("*.arrow"), *folder.glob("*.json"), *folder.glob(f"*{TEMPORARY}")]:
         if path.name not in needed and path.name.rpartition("-")[0] in stems:
@@ -218,7 +217,8 @@ def _finish(
     totals = ledger["totals"]
     context.logger.info(
         f"{totals['tokens']:,} tokens in {totals['documents']:,} documents, "
-        f"{totals['text_bytes'] / totals['tokens']:.3f} bytes a token; {foreman.made} shards made, {foreman.kept} kept"
+        f"{totals['text_bytes'] / totals['tokens']:.3f} bytes a token; "
+        f"shards: {foreman.made} made, {foreman.kept} kept, {foreman.shared} taken over"
     )
     encoder = {"name": tokenizer.encoder_kind.name, "version": tokenizer.encoder_kind.version}
     details = {
@@ -226,8 +226,10 @@ def _finish(
         "processes": foreman.processes,
         "shards_made": foreman.made,
         "shards_kept": foreman.kept,
+        "shards_taken_over": foreman.shared,
     }
-    made = (*_names(context.folder, foreman.sidecars), LEDGER, STATE, DATASET_INFO)
+    shards = [name for sidecar in foreman.sidecars for name in names_of(sidecar)]
+    made = (*shards, LEDGER, STATE, DATASET_INFO)
     return BuildResult(metrics=_metrics(ledger), made=made, details=details)
 
 
@@ -235,7 +237,7 @@ def _facts(
     recipe: TokenizedRecipe, tokenizer: LoadedTokenizer, files: list[SourceFile], foreman: Foreman
 ) -> dict[str, Any]:
     """What the ledger says besides the shards."""
-    taken = files[: foreman.files_taken]
+    taken = files[: foreman.pieces_taken]
     budget = recipe.token_budget
     return {
         "tokenizer": {

@@ -35,11 +35,13 @@ _SHARE = re.compile(r"([0-9]{5})-of-([0-9]{5})")
 
 
 def base_of(target: Target) -> Target:
-    """The target whose recipe says what a derived one is.
+    """The target whose recipe says what a derived one is; any other is its own.
 
     Raises:
         RecipeError: the name is none that can be derived.
     """
+    if not target.is_derived:
+        return target
     if target.kind == "checks":
         return _checked(target)
     set_name, _ = _split(target)

@@ -168,8 +168,8 @@ def test_a_folder_without_ledger_is_not_finished(token_folder):
 
 def test_a_ledger_of_a_newer_format_is_refused(token_folder):
     ledger = json.loads((token_folder / "ledger.json").read_text())
-    (token_folder / "ledger.json").write_text(json.dumps({**ledger, "format": 2}))
-    with pytest.raises(RequestError, match="has format 2, this marin_build reads up to 1"):
+    (token_folder / "ledger.json").write_text(json.dumps({**ledger, "format": 3}))
+    with pytest.raises(RequestError, match="has format 3, this marin_build reads up to 2"):
         TokenizedSet.open(token_folder)
     (token_folder / "ledger.json").write_text("{")
     with pytest.raises(DamageError, match=r"ledger.json is damaged"):

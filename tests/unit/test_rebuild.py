@@ -16,6 +16,7 @@ from compiled import compiled_once
 from llamas import llama_yaml
 
 from marin_build.artifact.digest import file_entry, root_digest
+from marin_build.artifact.pool import pool_key
 from marin_build.artifact.record import read_record, write_record
 from marin_build.artifact.store import open_store
 from marin_build.cli import main
@@ -154,8 +155,8 @@ def test_on_an_object_store_it_is_the_same(place, capsys, memory_prefix):
     assert dataclasses.replace(read_record(store, target), certificates=()) == record
     after = store.listing(target)
     assert {**after, ".artifact.json": 0} == {**listing, ".artifact.json": 0}
-    shard = f"{record.folder}/{certificate['checked'][0]}"
-    store.bucket.put(f"{TOKENS}/{shard}", b"x" * listing[shard])
+    shard = next(entry for entry in record.files if entry["path"] == certificate["checked"][0])
+    store.bucket.put(pool_key(shard), b"x" * shard["bytes"])
     shutil.rmtree("cache")
     assert main(["verify", "--rebuild", "3", TOKENS, "--seed", "7", *there]) == 4
     assert f"{TOKENS} is damaged" in capsys.readouterr().err
