@@ -69,7 +69,7 @@ def takeable(record: Record, names: Sequence[str]) -> list[Mapping[str, Any]]:
     What only tells of the making, such as logs and metrics, is never taken over: it may be written on in place.
     """
     bad = {entry["path"] for entry in record.damage}
-    content = {entry["path"]: entry for entry in record.content}
+    content = record.content_by_path
     wanted = [name for name in dict.fromkeys(names) if name in content and name not in bad]
     return [content[name] for name in wanted if not name.startswith(f"{LOGS}/")]
 

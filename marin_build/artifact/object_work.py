@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,14 +26,16 @@ from marin_build.artifact.verify import check_all, check_bytes, check_sizes
 from marin_build.artifact.work import Work
 from marin_build.artifact.workspace import remove
 from marin_build.errors import MarinError
+from marin_build.recipe.target import Target
 
 if TYPE_CHECKING:
     from marin_build.artifact.object_store import ObjectStore
 
 Entry = Mapping[str, Any]
 COPIED_BYTES = 64 << 20
-TAKEN_AT_ONCE = 1000
-"""So many files are taken over before it is written down that they were."""
+NOTED_FROM, NOTED_AFTER_SECONDS = 1000, 10.0
+"""So many files are taken over, or for so long, before it is written down that they were: a killed attempt has only to
+ask for them again."""
 PASSES = 3
 """So often an upload is tried whose object has another size than the file."""
 
@@ -80,6 +83,12 @@ class ObjectWork(Work):
         self._kept: dict[str, Entry] = {}
         self._copies = folder.parent / "copies"
         self._links = 0
+        self._not_noted: list[Entry] = []
+        """What was taken over since the last list of the chain."""
+        self._noted = time.monotonic()
+        self._seen: dict[str, bool] = {}
+        """By key in the pool, whether the object is there: asked once for all that a donor has there."""
+        self._donors: set[tuple[Target, str]] = set()
         self._keeping = threading.Lock()
         self._is_committed = False
 
@@ -134,23 +143,40 @@ class ObjectWork(Work):
             taken = take_files(files, entries, self.folder, go_on, link=False)
             self.keep(sorted(taken), shared=True)
             return taken
-        missing = [entry for entry in entries if not self._has(entry)]
-        for start in range(0, len(missing), TAKEN_AT_ONCE):
-            go_on()
-            self._take(files, missing[start : start + TAKEN_AT_ONCE])
+        with self._keeping:
+            self._look(donor, files)
+            missing = [entry for entry in entries if not self._has(entry)]
+            for start in range(0, len(missing), NOTED_FROM):
+                go_on()
+                self._take(files, missing[start : start + NOTED_FROM])
         return {entry["path"] for entry in entries if self._has(entry)}
+
+    def _look(self, donor: Record, files: ObjectFiles) -> None:
+        """Ask for the sizes of all that the donor has in the pool, unless that was done."""
+        if (donor.target, donor.digest) in self._donors:
+            return
+        new = [entry for entry in donor.content if entry.get("pool") and pool_key(entry) not in self._seen]
+        there = {pool_key(entry) for entry in _of_their_size(files, new)}
+        self._seen |= {pool_key(entry): pool_key(entry) in there for entry in new}
+        self._donors.add((donor.target, donor.digest))
 
     def _has(self, entry: Entry) -> bool:
         return _of(self._kept.get(entry["path"])) == _of(entry)
 
     def _take(self, files: ObjectFiles, entries: Sequence[Entry]) -> None:
-        with self._keeping:
-            there = _of_their_size(files, entries)
-            found = at_once(lambda entry: self._taken(files, entry), there)
-            new = [{**_of(e, NOTED), "taken": True} for e, is_there in zip(there, found, strict=True) if is_there]
-            if new:
-                self._write_link(new, ())
-            self._kept |= {entry["path"]: entry for entry in new}
+        there = [entry for entry in entries if not entry.get("pool") or self._seen.get(pool_key(entry))]
+        found = at_once(lambda entry: self._taken(files, entry), there)
+        new = [{**_of(e, NOTED), "taken": True} for e, is_there in zip(there, found, strict=True) if is_there]
+        self._kept |= {entry["path"]: entry for entry in new}
+        self._not_noted += new
+        if len(self._not_noted) >= NOTED_FROM or time.monotonic() - self._noted > NOTED_AFTER_SECONDS:
+            self._note_taken()
+
+    def _note_taken(self) -> None:
+        if self._not_noted:
+            entries, self._not_noted = self._not_noted, []
+            self._write_link(entries, ())
+        self._noted = time.monotonic()
 
     def _taken(self, files: ObjectFiles, entry: Entry) -> bool:
         """True when the file is in the build, and nothing else lies under its name in the scratch folder.
@@ -203,6 +229,7 @@ class ObjectWork(Work):
         new = [piece.entry for piece in missing]
         at_once(self._upload, missing)
         if new or gone:
+            self._note_taken()
             self._write_link(new, gone)
         self._kept |= {entry["path"]: entry for entry in new}
         dropped = [self._kept.pop(path) for path in gone]
@@ -241,6 +268,7 @@ class ObjectWork(Work):
         log_entry = {**file_entry(self.logs / log), "path": f"{LOGS}/{log}"}
         with self._keeping:
             self._bring([_Piece(self.folder / path, entry) for path, entry in here.items()], ())
+            self._note_taken()
         self._bring_logs()
         self._upload(_Piece(self.logs / log, log_entry))
         brought = {**here, **self._kept}
@@ -264,6 +292,7 @@ class ObjectWork(Work):
             if self._is_committed:
                 shutil.rmtree(self.folder.parent)
             else:
+                self._note_taken()
                 self._bring_logs()
         except (MarinError, OSError) as error:
             terminal_logger().warning("%s: its logs stay in %s: %s", self.attempt.target, self.logs, error)

@@ -11,6 +11,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from marin_build import __version__
@@ -78,6 +79,11 @@ class Record:
     def content(self) -> Entries:
         """The files whose bytes are the artifact: without logs and the like."""
         return tuple(entry for entry in self.files if not entry.get("outside_digest"))
+
+    @cached_property
+    def content_by_path(self) -> Mapping[str, Mapping[str, Any]]:
+        """The same, for who asks for one after the other."""
+        return {entry["path"]: entry for entry in self.content}
 
     def to_dict(self) -> dict[str, Any]:
         """As in the file, checksum included; containers are the record's own."""

@@ -22,7 +22,7 @@ from typing import Any
 
 from marin_build.artifact.digest import CHUNK_BYTES, MAX_THREADS, hash_file
 from marin_build.artifact.files import Files, LocalFiles, first_link
-from marin_build.artifact.store import TEMPORARY, disk_errors, make_folder, sync_folder
+from marin_build.artifact.store import TEMPORARY, disk_errors, make_folder
 from marin_build.errors import MarinError
 
 Entry = Mapping[str, Any]
@@ -44,7 +44,8 @@ def take_files(
 ) -> set[str]:
     """Make the files of `entries` files of `folder`, under the same names; returns the names of those that now are.
 
-    One that is missing, cannot be read or has other bytes is left out. With `link`, hard links may be made: for what
+    One that is missing, cannot be read or has other bytes is left out. A power cut may take the names away again: what
+    commits the files makes names last. With `link`, hard links may be made: for what
     nobody else writes to. `go_on` is called before each file, and may raise.
 
     Raises:
@@ -58,11 +59,7 @@ def take_files(
 
     listed = list(entries)
     with ThreadPoolExecutor(min(MAX_THREADS, len(os.sched_getaffinity(0)))) as pool:
-        taken = {entry["path"] for entry, is_taken in zip(listed, pool.map(take, listed), strict=True) if is_taken}
-    with disk_errors(folder):
-        for changed in sorted({(folder / name).parent for name in taken}):
-            sync_folder(changed)
-    return taken
+        return {entry["path"] for entry, is_taken in zip(listed, pool.map(take, listed), strict=True) if is_taken}
 
 
 def _take(donor: Files, entry: Entry, folder: Path, *, link: bool) -> bool:
