@@ -330,5 +330,5 @@ def modelled(book: RecipeBook) -> AbstractContextManager[None]:
         (publish, "_carry_out", _forgetting(publish._carry_out, _plan_memory)),
         (publish, "commit", _forgetting(publish.commit, _commit_memory)),
         (publish, "_release", _forgetting(publish._release, _release_memory)),
-        (load, "RecipeBook", lambda folder: book),
+        (load, "RecipeBook", lambda folder, encoder: book),
     )
