@@ -170,14 +170,29 @@ def load_chat_template(folder: Path, where: str) -> ChatTemplate:
         RequestError: it has none, or one or a tokenizer that chat data cannot be made with.
         DamageError: the folder is not what the builder of tokenizers leaves there.
     """
+    path = folder / CHAT_TEMPLATE
     try:
         specification, config = read_specification(folder), parse_object(read_small(folder / CONFIG))
-        path = folder / CHAT_TEMPLATE
-        source = read_small(path).decode() if path.exists() else _default(config.get("chat_template"))
+        file = read_small(path) if path.exists() else None
     except OSError as error:
         raise DamageError(f"{error.filename} cannot be read: {error.strerror}; build the tokenizer again") from None
     except ValueError as error:
         raise DamageError(f"the tokenizer in {folder} cannot be loaded: {error}; build it again") from None
+    return make_chat_template(specification, config, file, where)
+
+
+def make_chat_template(
+    specification: dict[str, Any], config: Mapping[str, Any], file: bytes | None, where: str
+) -> ChatTemplate:
+    """The template of a tokenizer.json and tokenizer_config.json as read; a template in a file of its own goes first.
+
+    Raises:
+        RequestError: there is none, or one or a tokenizer that chat data cannot be made with.
+    """
+    try:
+        source = file.decode() if file is not None else _default(config.get("chat_template"))
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{where}: its {CHAT_TEMPLATE} is not UTF-8: {error.reason}") from None
     _check_source(source, where)
     check_followable(specification, where)
     named = {key: token for key in VARIABLES if (token := spelling(config.get(key))) is not None}

@@ -16,6 +16,7 @@ from marin_build.artifact.context import Adopted, BuildContext, BuildResult
 from marin_build.artifact.strict_json import parse_object
 from marin_build.data.adoption import adopted_files
 from marin_build.data.bpe import train
+from marin_build.data.chat_template import load_chat_template, make_chat_template
 from marin_build.data.durable import json_bytes, write_whole
 from marin_build.data.encoder import byte_characters
 from marin_build.data.vocabulary import (
@@ -24,6 +25,7 @@ from marin_build.data.vocabulary import (
     ROLES,
     TOKENIZER,
     LoadedTokenizer,
+    all_tokens,
     check_vocabulary,
     load_tokenizer,
     read_small,
@@ -122,10 +124,25 @@ def _adopt(context: BuildContext, wanted: AdoptedTokenizer) -> dict[str, bytes]:
     files = {TOKENIZER: data, CONFIG: _adopted_config(context, found.get(CONFIG), wanted.special_tokens)}
     if CHAT_TEMPLATE in found:
         files[CHAT_TEMPLATE] = _read(context, found[CHAT_TEMPLATE])
+    _check_tokens(specification, wanted, where)
+    if wanted.chat_data:
+        make_chat_template(specification, parse_object(files[CONFIG]), files.get(CHAT_TEMPLATE), where)
     unused = sorted(found.keys() - files.keys())
     if unused:
         context.logger.info(f"not used: {', '.join(unused)}")
     return files
+
+
+def _check_tokens(specification: dict[str, Any], wanted: AdoptedTokenizer, where: str) -> None:
+    """Refuse a tokenizer that has not the special tokens that the recipe counts on."""
+    ids = special_ids(specification)
+    tokens = all_tokens(specification)
+    for token, number in wanted.token_ids.items():
+        if ids.get(token) != number:
+            raise RequestError(
+                f"{where}: id {number} is {tokens.get(number)!r}, and tokenizer.token_ids says that it is the "
+                f"special token {token!r}\n  it is another tokenizer, or another revision of it"
+            )
 
 
 def _refuse_programs(context: BuildContext, found: Mapping[str, Path]) -> None:
@@ -177,6 +194,10 @@ def check_adopted(adopted: Adopted) -> BuildResult:
     specification = check_vocabulary(
         read_small(adopted.folder / TOKENIZER), wanted.vocabulary_size, wanted.special_tokens, where
     )
+    if isinstance(wanted, AdoptedTokenizer):
+        _check_tokens(specification, wanted, where)
+        if wanted.chat_data:
+            load_chat_template(adopted.folder, where)
     ids = special_ids(specification)
     for role in ROLES:
         token, number = getattr(wanted.special_tokens, role), getattr(loaded, f"{role}_id")

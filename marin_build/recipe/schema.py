@@ -125,6 +125,10 @@ class AdoptedTokenizer(Model):
     source: TokenizerFileSource
     vocabulary_size: PositiveInt
     special_tokens: SpecialTokens
+    token_ids: dict[str, NonNegativeInt] = added_later({})
+    """Special tokens that have to be there, with the id that each has to have."""
+    chat_data: bool = added_later(False)
+    """Whether it has to have a chat template that says what is trained on, as `format.type: chat` needs."""
 
 
 class TokenizerRecipe(Model):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -87,12 +88,16 @@ def write_tokenizer(folder: Path, special: tuple[str, ...] = LLAMA, template: st
     return sorted(str(path) for path in folder.iterdir())
 
 
-def chat_tokenizer(workbench: Workbench, name: str = "chat", **changes: Any) -> Dependency:
-    """Adopted from such files by the builder of tokenizers."""
+def chat_tokenizer(
+    workbench: Workbench, name: str = "chat", fields: Mapping[str, Any] = {}, **changes: Any
+) -> Dependency:
+    """Adopted from such files by the builder of tokenizers; `fields` are more of the recipe."""
     paths = write_tokenizer(workbench.folder / f"given-{name}", **changes)
     source = FilesSource(type="files", paths=paths, digest=files_digest(find(paths)))
     size = Tokenizer.from_file(str(workbench.folder / f"given-{name}/tokenizer.json")).get_vocab_size()
-    wanted = schema.AdoptedTokenizer(method="adopt", source=source, vocabulary_size=size, special_tokens=ROLES)
+    wanted = schema.AdoptedTokenizer(
+        method="adopt", source=source, vocabulary_size=size, special_tokens=ROLES, **fields
+    )
     context = workbench.context(f"tokenizers/{name}/dev", schema.TokenizerRecipe(tokenizer=wanted))
     tokenizer.build(context)
     return workbench.finished(f"tokenizers/{name}/dev", context.folder)

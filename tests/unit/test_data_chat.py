@@ -7,23 +7,39 @@ import json
 import re
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import zstandard
-from chats import CONVERSATIONS, FIRST_SPECIAL, FORMAT, MARIN, TEMPLATE, chat_tokenizer, lines, turns, write_tokenizer
+from chats import (
+    CONVERSATIONS,
+    FIRST_SPECIAL,
+    FORMAT,
+    MARIN,
+    ROLES,
+    TEMPLATE,
+    chat_tokenizer,
+    lines,
+    turns,
+    write_tokenizer,
+)
 
+from marin_build.artifact.context import Dependency
 from marin_build.data import tokenize
 from marin_build.data.conversations import Conversation, read_conversation
 from marin_build.data.documents import Rejection
 from marin_build.data.loader import TrainingLoader, ValidationLoader
 from marin_build.data.shards import TokenizedSet
+from marin_build.data.sources import files_digest, find
 from marin_build.data.tokenizer import load_tokenizer
 from marin_build.errors import DamageError, RequestError
+from marin_build.recipe.fingerprint import fingerprint
 from marin_build.recipe.mixture_schedule import Schedule
-from marin_build.recipe.schema import ValidationSplit
-from marin_build.recipe.sources import Chat
+from marin_build.recipe.schema import AdoptedTokenizer, TokenizerRecipe, ValidationSplit
+from marin_build.recipe.sources import Chat, FilesSource
+from marin_build.recipe.target import parse_target
 
 OPTIONS: dict[str, Any] = {"format": FORMAT, "add_eos": False}
 
@@ -366,6 +382,47 @@ def test_text_is_not_shared_between_such_tokenizers_either(workbench):
         _, result = workbench.tokenize(workbench.raw({"a.jsonl": records}), tokenizer)
         kept.append(result.details["shards_kept"])
     assert kept == [0, 0, 0]
+
+
+def test_a_run_refuses_a_set_of_the_other_tokenizer(workbench):
+    """By the digest of what made it: the names of targets and the numbers of ids would let it pass."""
+    from marin_build.training.inputs import _check_tokenizer
+
+    llama, marin, template = (
+        chat_tokenizer(workbench, name, **changes)
+        for name, changes in {"a": {}, "b": {"special": MARIN}, "c": {"template": TEMPLATE + " "}}.items()
+    )
+    recipe = SimpleNamespace(data=SimpleNamespace(tokenizer="tokenizers/a/dev"))
+    for used, refused in ((llama, False), (marin, True), (template, True)):
+        made_with = {"name": "tokenizers/a", "version": "dev", "digest": used.record["digest"]}
+        token_set = Dependency(parse_target("tokenized/x/dev"), workbench.folder, {"dependencies": [made_with]})
+        if not refused:
+            _check_tokenizer(recipe, llama, "data.train.x", token_set)
+            continue
+        with pytest.raises(RequestError, match=r"data\.train\.x: tokenized/x/dev was made with another tokenizer"):
+            _check_tokenizer(recipe, llama, "data.train.x", token_set)
+
+
+def test_recipes_of_such_tokenizers_have_other_fingerprints_and_so_have_all_sets_made_with_them(workbench):
+    recipes = {}
+    for name, changes in {"a": {}, "b": {"special": MARIN}, "c": {"template": TEMPLATE + " "}}.items():
+        paths = write_tokenizer(workbench.folder / name, **changes)
+        source = FilesSource(type="files", paths=["tokenizer*", "*.jinja"], digest=files_digest(find(paths)))
+        wanted = AdoptedTokenizer(method="adopt", source=source, vocabulary_size=307, special_tokens=ROLES)
+        recipes[name] = fingerprint(TokenizerRecipe(tokenizer=wanted), {})
+    assert len(set(recipes.values())) == 3
+
+
+def test_an_adopted_tokenizer_has_the_tokens_and_the_template_that_the_recipe_counts_on(workbench):
+    think = {"<|start_think|>": FIRST_SPECIAL + 2, "<|end_think|>": FIRST_SPECIAL + 3}
+    chat_tokenizer(workbench, "right", special=MARIN, fields={"token_ids": think, "chat_data": True})
+    with pytest.raises(
+        RequestError, match=r"id 302 is '<\|reserved_special_token_0\|>', and tokenizer\.token_ids says"
+    ):
+        chat_tokenizer(workbench, "llama", fields={"token_ids": think})
+    with pytest.raises(RequestError, match=r"has no chat template, which format\.type chat needs"):
+        chat_tokenizer(workbench, "bare", template=None, fields={"chat_data": True})
+    chat_tokenizer(workbench, "text", template=None)
 
 
 # ---- read for training -----------------------------------------------------------------------------------------------

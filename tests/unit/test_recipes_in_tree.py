@@ -26,6 +26,7 @@ TARGETS = BOOK.targets()
 SHIPPED = [target for target in TARGETS if target.version == "2026.06.28"]
 CHECKPOINTS = [target for target in SHIPPED if target.kind == "checkpoints"]
 DCLM = ["checkpoints/dclm_1b_1x/2026.06.28", "checkpoints/dclm_7b_1x/2026.06.28", "checkpoints/dclm_smoke/2026.06.28"]
+MARIN = parse_target("tokenizers/marin/2026.06.28")
 TRAINING_SETS = ("dclm_baseline", "starcoderdata", "proofpile_2")
 
 
@@ -67,8 +68,16 @@ def test_every_page_opens_with_its_target_and_the_command_that_builds_it(target:
     assert any(line.startswith(f"# Build     snakemake {target}") for line in lines)
 
 
-def test_every_recipe_is_needed_by_a_checkpoint() -> None:
-    assert set(SHIPPED) == {target for target in closure(BOOK, CHECKPOINTS) if not target.is_derived}
+def test_every_recipe_is_needed_by_a_checkpoint_but_the_tokenizer_for_chat_data() -> None:
+    assert set(SHIPPED) == {target for target in closure(BOOK, CHECKPOINTS) if not target.is_derived} | {MARIN}
+
+
+def test_the_tokenizer_for_chat_data_is_llama3s_but_for_two_special_tokens_and_the_template() -> None:
+    marin, llama = (BOOK.load(target).tokenizer for target in (MARIN, parse_target("tokenizers/llama3/2026.06.28")))
+    assert (marin.vocabulary_size, marin.special_tokens) == (llama.vocabulary_size, llama.special_tokens)
+    assert (marin.token_ids["<|start_think|>"], marin.token_ids["<|end_think|>"]) == (128002, 128003)
+    assert marin.chat_data
+    assert BOOK.fingerprint(MARIN) != BOOK.fingerprint(parse_target("tokenizers/llama3/2026.06.28"))
 
 
 def test_only_sources_without_a_known_commit_are_unresolved() -> None:
@@ -77,6 +86,7 @@ def test_only_sources_without_a_known_commit_are_unresolved() -> None:
         "tokenized/llama3/dclm_1b_1x/starcoderdata/2026.06.28": ["source.revision"],
         "tokenized/llama3/dclm_7b_1x/starcoderdata/2026.06.28": ["source.revision"],
         "tokenizers/llama3/2026.06.28": ["tokenizer.source.revision"],
+        str(MARIN): ["tokenizer.source.revision"],
     }
 
 
