@@ -8,6 +8,8 @@ files at a commit is kept beside its cache, so that what is there can be used wi
 from __future__ import annotations
 
 import contextlib
+import logging
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -65,8 +67,14 @@ class HubFile:
         import huggingface_hub
 
         where = self.repository
-        with asking(where, f"{self.path} of {where}"):
-            path = huggingface_hub.hf_hub_download(where.id, self.path, repo_type=where.type, revision=where.revision)
+        place = {"repo_type": where.type, "revision": where.revision}
+        path = huggingface_hub.try_to_load_from_cache(where.id, self.path, **place)
+        if not isinstance(path, str):
+            logging.getLogger("marin_build").info(f"fetching {self}, {self.bytes / 1e6:,.1f} MB")
+            if not sys.stderr.isatty():
+                huggingface_hub.utils.disable_progress_bars()
+            with asking(where, f"{self.path} of {where}"):
+                path = huggingface_hub.hf_hub_download(where.id, self.path, **place)
         return cast(BinaryIO, open(path, "rb", buffering=0))
 
 

@@ -111,11 +111,15 @@ def stored_matches(pattern: str) -> list[tuple[str, StoredFile]]:
     if prefix.endswith("/") or "://" not in prefix:
         raise RequestError(f"source path {pattern!r} names no bucket without a glob; write PROTOCOL://BUCKET/FILES")
     rest = pattern[len(prefix) + 1 :]
+    try:
+        files = _files(prefix)
+    except RequestError as error:
+        raise RequestError(f"source path {pattern!r}: {error}") from None
     if fixed == pattern:
-        size = _files(prefix).size(rest)
+        size = files.size(rest)
         return [] if size is None else [(rest, StoredFile(prefix, rest, size))]
     glob = Glob(rest)
-    listed = _files(prefix).list().items()
+    listed = files.list().items()
     found = [(name, size) for name, size in listed if glob.matches(name) and not _is_hidden(name, rest)]
     return [(name, StoredFile(prefix, name, size)) for name, size in sorted(found)]
 
