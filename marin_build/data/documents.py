@@ -8,6 +8,7 @@ rejection that names its byte or row and the reason.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from reprlib import repr as _short
@@ -75,6 +76,8 @@ def _first_units(units: Iterator[bytes], format: DocumentFormat, limit: int) -> 
 
 
 def _all_units(chunks: Iterable[bytes], format: DocumentFormat) -> Iterator[bytes]:
+    if isinstance(format, ROW_FORMATS):
+        return iter(chunks)  # each is a unit already
     if not isinstance(format, PlainText) or format.document == "line":
         return lines(chunks)
     return paragraphs(lines(chunks)) if format.document == "paragraph" else whole(chunks)
@@ -135,7 +138,7 @@ def whole(chunks: Iterable[bytes]) -> Iterator[bytes]:
 def read_document(unit: bytes, at: int, format: TextFormat) -> str | Rejection | None:
     """The text of a unit that begins at byte `at`, a rejection, or None where there is nothing to be one."""
     if isinstance(format, ROW_FORMATS):
-        return read_row(unit, at)
+        return read_row(unit, at, format.text_key)
     unit, at = without_mark(unit, at)
     if isinstance(format, JsonLines):
         return _json_document(unit, at, format.text_key) if unit.strip() else None
@@ -195,9 +198,13 @@ def missing_key(record: dict[str, object], at: int, key: str) -> Rejection:
     return Rejection(at, "missing_key", f"no key {key!r}; it has: {', '.join(map(_short, list(record)[:8]))}")
 
 
+def _name(key: str | None) -> str:
+    return "the text" if key is None else repr(key)
+
+
 def checked_text(value: object, at: int, key: str | None) -> str | Rejection:
     """The value under a key, or the value itself, if it is text."""
-    name = "the text" if key is None else repr(key)
+    name = _name(key)
     if value is None:
         return Rejection(at, "null", f"{name} is null")
     if not isinstance(value, str):
@@ -253,13 +260,25 @@ def is_on_side(content: bytes, split: ValidationSplit) -> bool:
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 
-def row_line(row: int, document: str | Rejection) -> bytes:
-    """A row of a file as the line that stands for it in the file's text: number, text, and without text the reason."""
-    if isinstance(document, str):
-        return orjson.dumps([row, document]) + b"\n"
-    return orjson.dumps([row, None, document.reason, document.detail]) + b"\n"
+_ROW = re.compile(rb"(\d+)([ !])")
 
 
-def read_row(line: bytes, at: int) -> str | Rejection:
-    row, text, *why = orjson.loads(line)
-    return text if isinstance(text, str) else Rejection(at, *why, row=row)
+def row_unit(row: int, document: bytes | Rejection) -> bytes:
+    """A row of a file as a unit of its text: its number and, after a space, the bytes of its text; or after an
+    exclamation mark why it has none."""
+    if isinstance(document, bytes):
+        return b"%d " % row + document
+    return b"%d!" % row + orjson.dumps([document.reason, document.detail])
+
+
+def read_row(unit: bytes, at: int, key: str | None) -> str | Rejection:
+    found = _ROW.match(unit)
+    assert found, "units of rows are made by row_unit"
+    row, content = int(found[1]), unit[found.end() :]
+    if found[2] == b"!":
+        return Rejection(at, *orjson.loads(content), row=row)
+    try:
+        return content.decode() or Rejection(at, "empty", f"{_name(key)} is empty", row=row)
+    except UnicodeDecodeError as error:
+        detail = f"{error.reason}, 0x{content[error.start]:02x} at byte {error.start} of it"
+        return Rejection(at, "invalid_utf8", detail, row=row)

@@ -1,4 +1,4 @@
-"""The bytes of source files on their way to the units: read, proven, decompressed, and rows turned into lines.
+"""The bytes of source files on their way to the units: read, proven, decompressed, and rows turned into units.
 
 A stream that breaks (cut, wrong checksum, no footer) always stops the build: what is missing cannot be counted.
 """
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 import zstandard
 
 from marin_build.data.places import Place, open_place, size_of, unreadable
-from marin_build.data.rows import array_lines, row_lines
+from marin_build.data.rows import array_units, row_units
 from marin_build.data.sources import SourceFile
 from marin_build.errors import RequestError
 from marin_build.recipe.sources import Arrow, DocumentFormat, JsonArray, Parquet
@@ -34,7 +34,7 @@ class Reading:
         self._raw = read_chunks(file.path, 0, None, self._seen)
 
     def text(self, format: DocumentFormat) -> Iterator[bytes]:
-        """The text's bytes, decompressed; for files of rows one line a row (`documents.row_line`).
+        """The text's bytes, decompressed; for files of rows a unit at a time (`documents.row_unit`).
 
         Raises:
             RequestError: the file is cut off, damaged, or not what it claims to be.
@@ -51,15 +51,15 @@ class Reading:
             self._bytes -= len(chunk)  # counted with the rows
         self.check()
         counted = 0
-        for share, lines in row_lines(self._file.path, format):
-            yield lines
+        for share, units in row_units(self._file.path, format):
+            yield from units
             self._bytes += int(share * self._file.bytes) - counted
             counted = int(share * self._file.bytes)
 
     def _array(self, text: Iterator[bytes], format: JsonArray) -> Iterator[bytes]:
         content = b"".join(text)
         self.check()
-        yield from array_lines(self._file.path, content, format)
+        yield from array_units(self._file.path, content, format)
 
     def _seen(self, chunk: bytes) -> None:
         self._digest.update(chunk)

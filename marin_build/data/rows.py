@@ -1,7 +1,7 @@
-"""Files of rows as lines, one a row: Parquet, Arrow (streams and files) and JSON arrays.
+"""Files of rows as units, one a row: Parquet, Arrow (streams and files) and JSON arrays.
 
-A row becomes the line `documents.row_line` of it, which carries the row's number; from there on such a file is read
-like JSON lines. Parquet and Arrow are read a few rows at a time and the one column alone, so memory is that of a batch
+A row becomes the unit `documents.row_unit` of it, which carries the row's number; from there on such a file is read
+like any other. Parquet and Arrow are read a few rows at a time and the one column alone, so memory is that of a batch
 (Arrow: of a record batch as it was written); a JSON array is read whole.
 """
 
@@ -16,7 +16,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from marin_build.data.documents import Rejection, checked_text, missing_key, row_line
+from marin_build.data.documents import Rejection, checked_text, missing_key, row_unit
 from marin_build.data.places import Place, open_place, unreadable
 from marin_build.errors import RequestError
 from marin_build.foreign import shortened
@@ -38,12 +38,12 @@ _AS_BYTES = {
     pa.string_view(): pa.binary_view(),
 }
 
-Lines = tuple[float, bytes]
-"""How far the file is then, 0 to 1, and the lines of some rows."""
+Units = tuple[float, list[bytes]]
+"""How far the file is then, 0 to 1, and the units of some rows."""
 
 
-def row_lines(path: Place, format: Parquet | Arrow) -> Iterator[Lines]:
-    """The lines of all rows, in order.
+def row_units(path: Place, format: Parquet | Arrow) -> Iterator[Units]:
+    """The units of all rows, in order.
 
     Raises:
         RequestError: the file is cut off, damaged, no such file, or has no such column of text.
@@ -101,7 +101,7 @@ def _is_about_the_file(error: BaseException | None) -> bool:
     return isinstance(error, pa.ArrowException) or (isinstance(error, OSError) and error.errno is None)
 
 
-def _parquet(path: Place, file: BinaryIO, key: str) -> Iterator[Lines]:
+def _parquet(path: Place, file: BinaryIO, key: str) -> Iterator[Units]:
     row = 0
     with _Damage(path, "Parquet file") as damage:
         parquet = pq.ParquetFile(file, buffer_size=BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True)
@@ -111,12 +111,12 @@ def _parquet(path: Place, file: BinaryIO, key: str) -> Iterator[Lines]:
             damage.part = f"row group {group}: "
             batches = parquet.iter_batches(BATCH_ROWS, row_groups=[group], columns=[key], use_threads=False)
             for batch in batches:
-                lines = _lines(row, batch.column(batch.schema.get_field_index(key)), key)
+                units = _units(row, batch.column(batch.schema.get_field_index(key)), key)
                 row += len(batch)
-                yield row / total, lines
+                yield row / total, units
 
 
-def _arrow(path: Place, file: BinaryIO, key: str) -> Iterator[Lines]:
+def _arrow(path: Place, file: BinaryIO, key: str) -> Iterator[Units]:
     row, size = 0, file.seek(0, 2)
     file.seek(0)
     with _Damage(path, "Arrow stream or file") as damage:
@@ -125,9 +125,9 @@ def _arrow(path: Place, file: BinaryIO, key: str) -> Iterator[Lines]:
             column = batch.column(batch.schema.get_field_index(key))
             for start in range(0, len(batch), BATCH_ROWS):
                 piece = column.slice(start, BATCH_ROWS)
-                lines = _lines(row, piece, key)
+                units = _units(row, piece, key)
                 row += len(piece)
-                yield min(1.0, file.tell() / max(size, 1)), lines
+                yield min(1.0, file.tell() / max(size, 1)), units
 
 
 def _record_batches(path: Place, file: BinaryIO, key: str) -> Iterator[pa.RecordBatch]:
@@ -184,29 +184,21 @@ def _is_text(type: pa.DataType) -> bool:
     return type in (*kinds, pa.null())
 
 
-def _lines(row: int, column: pa.Array, key: str) -> bytes:
-    """Lines of a piece of a column whose first row has this number."""
+def _units(row: int, column: pa.Array, key: str) -> list[bytes]:
+    """Units of a piece of a column whose first row has this number."""
     if column.type in _AS_BYTES:  # what is no UTF-8 is a bad document, not a damaged file
         column = column.view(_AS_BYTES[column.type])
     column.validate(full=True)
     values = column.cast(pa.large_binary()).to_pylist()
-    return b"".join(row_line(number, _text(value, key)) for number, value in enumerate(values, row))
-
-
-def _text(value: bytes | None, key: str) -> str | Rejection:
-    if value is None:
-        return Rejection(0, "null", f"{key!r} is null")
-    try:
-        return value.decode() or Rejection(0, "empty", f"{key!r} is empty")
-    except UnicodeDecodeError as error:
-        return Rejection(0, "invalid_utf8", f"{error.reason}, 0x{value[error.start]:02x} at byte {error.start} of it")
+    null = Rejection(0, "null", f"{key!r} is null")
+    return [row_unit(number, null if value is None else value) for number, value in enumerate(values, row)]
 
 
 # ---- JSON arrays -----------------------------------------------------------------------------------------------------
 
 
-def array_lines(path: Place, content: bytes, format: JsonArray) -> Iterator[bytes]:
-    """The lines of the elements of an array.
+def array_units(path: Place, content: bytes, format: JsonArray) -> Iterator[bytes]:
+    """The units of the elements of an array.
 
     Raises:
         RequestError: the file holds no JSON array.
@@ -218,7 +210,7 @@ def array_lines(path: Place, content: bytes, format: JsonArray) -> Iterator[byte
         hint = "; for one object a line write format.type: jsonl" if isinstance(array, dict) else ""
         raise RequestError(f"source file {path} holds a {type(array).__name__} and no JSON array{hint}")
     for number, element in enumerate(array):
-        yield row_line(number, _element(element, format.text_key))
+        yield row_unit(number, _element(element, format.text_key))
 
 
 def _parsed(path: Place, content: bytes) -> object:
@@ -234,11 +226,12 @@ def _parsed(path: Place, content: bytes) -> object:
         raise RequestError(f"source file {path} is cut off, damaged or no JSON array: {reason}{hint}") from None
 
 
-def _element(element: object, key: str | None) -> str | Rejection:
-    if key is None:
-        return checked_text(element, 0, None)
-    if not isinstance(element, dict):
+def _element(element: object, key: str | None) -> bytes | Rejection:
+    if key is not None and not isinstance(element, dict):
         return Rejection(0, "not_an_object", f"a {type(element).__name__} instead of an object with the key {key!r}")
-    if key not in element:
-        return missing_key(element, 0, key)
-    return checked_text(element[key], 0, key)
+    if isinstance(element, dict) and key is not None:
+        if key not in element:
+            return missing_key(element, 0, key)
+        element = element[key]
+    text = checked_text(element, 0, key)
+    return text.encode() if isinstance(text, str) else text
