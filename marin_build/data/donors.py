@@ -17,6 +17,7 @@ from marin_build.data.shards import LEDGER
 from marin_build.data.sources import SourceFile
 from marin_build.data.workshop import Taken, buckets, number_of
 from marin_build.errors import MarinError
+from marin_build.recipe.fingerprint import identity_body
 from marin_build.recipe.schema import TokenizedRecipe
 from marin_build.recipe.target import Target
 
@@ -80,8 +81,8 @@ class Donors:
 
     def _is_alike(self, record: Record) -> bool:
         tokenizer = self._context.dependencies[self._recipe.tokenizer].record["digest"]
-        mine = self._recipe.model_dump(include=set(ALIKE))
-        same = all(record.recipe.get(key) == mine[key] for key in ALIKE)
+        mine = identity_body(self._recipe)
+        same = all(record.recipe.get(key) == mine.get(key) for key in ALIKE)
         return same and any(entry["digest"] == tokenizer for entry in record.dependencies)
 
     def _note(self, record: Record) -> None:
