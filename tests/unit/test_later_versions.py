@@ -107,5 +107,40 @@ def test_a_set_takes_over_what_its_parts_have_made(kind: str, tmp_path: Path, mo
     assert place.run("verify", "--full", LARGE) == 0
 
 
+@pytest.mark.usefixtures("memory_prefix")
+@pytest.mark.parametrize("kind", ["disk", "memory"])
+def test_a_damaged_shard_that_versions_share_is_healed_in_each(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    place = Place(tmp_path / "here", kind)
+    small, large = place.built(RAW, TOKENIZER, SMALL), place.built(LARGE)
+    name = min(shards(small))
+    hurt(place, small, name)
+    for target in (SMALL, LARGE):
+        assert place.run("verify", "--full", target) == 4
+    healed = place.built(LARGE)
+    assert healed.digest == large.digest
+    assert counts(healed)[0] == 1, "one shard is made again"
+    assert place.built(SMALL).digest == small.digest
+    for target in (SMALL, LARGE):
+        assert place.run("verify", "--full", target) == 0
+
+
+def hurt(place: Place, record: Record, name: str) -> None:
+    """Flip a bit where it lies."""
+    store: Any = place.store
+    if not place.prefix.startswith("memory"):
+        path = place.folder / "artifacts" / str(record.target) / name
+        path.write_bytes(flipped(path.read_bytes()))
+        return
+    key = store.files(record).key(name)
+    store.bucket.put(key, flipped(store.bucket.get(key)[0]))
+
+
+def flipped(data: bytes) -> bytes:
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
 def counts(record: Record) -> tuple[Any, Any]:
     return record.provenance["shards_made"], record.provenance["shards_taken_over"]
