@@ -244,7 +244,7 @@ def _summed(sidecars: Sequence[dict[str, Any]]) -> list[str]:
     return [
         "documents",
         "tokens",
-        *(["trained_tokens"] if "trained_tokens" in sidecars[0] else []),
+        *(["trained_tokens"] if any("trained_tokens" in s for s in sidecars) else []),
         "bytes",
         "text_bytes",
     ]

@@ -50,6 +50,11 @@ def build(workbench, records: bytes, *, tokenizer=None, name="a.jsonl", **change
     return workbench.tokenize(raw, tokenizer or chat_tokenizer(workbench), **options)
 
 
+def identity_of(format: Chat) -> dict[str, Any]:
+    """As records hold it."""
+    return format.model_dump(exclude={"max_documents_per_file"})
+
+
 def rows(workbench, folder: Path) -> list[tuple[str, str]]:
     """Each conversation as text, and of it what is trained on."""
     tokenizer = load_tokenizer(workbench.folder / "tokenizers/chat/dev")
@@ -372,6 +377,40 @@ def test_no_shard_is_reused_for_a_tokenizer_that_differs_in_two_special_tokens_o
     assert result.details["shards_kept"] == 0
     _, result = build(workbench, records, tokenizer=tokenizers["same"], shard_bytes=150)
     assert result.details["shards_kept"] == shards  # of equal bytes, under another name
+
+
+def test_no_shard_is_taken_over_from_a_set_of_the_other_tokenizer(workbench):
+    """Not even where a record claims to be of the same one: the stamp of each shard decides."""
+    tokenizers = {
+        name: chat_tokenizer(workbench, name, **changes)
+        for name, changes in {"a": {}, "b": {"special": MARIN}, "c": {"template": TEMPLATE + " "}}.items()
+    }
+    donor, made = build(workbench, lines(*CONVERSATIONS), tokenizer=tokenizers["a"], shard_bytes=150, folder="donor")
+    taken_over = {}
+    for name, tokenizer in tokenizers.items():
+        record = SimpleNamespace(
+            target="tokenized/donor/dev",
+            kind="tokenized",
+            recipe={"format": identity_of(FORMAT), "add_bos": False, "add_eos": False, "shard_bytes": 150},
+            dependencies=[{"digest": tokenizer.record["digest"]}],
+        )
+
+        def take(record, names, into=workbench.folder / name):
+            for file in names:
+                (into / file).write_bytes((donor / file).read_bytes())
+            return set(names)
+
+        given = {
+            "others": lambda kind, record=record: iter([record] if kind == "tokenized" else []),
+            "read": lambda record, file: (donor / file).read_bytes(),
+            "take": take,
+        }
+        _, result = build(
+            workbench, lines(*CONVERSATIONS), tokenizer=tokenizer, shard_bytes=150, folder=name, given=given
+        )
+        taken_over[name] = result.details["shards_taken_over"]
+        assert result.metrics["trained_tokens"] == made.metrics["trained_tokens"]
+    assert taken_over == {"a": made.details["shards_made"], "b": 0, "c": 0}
 
 
 def test_text_is_not_shared_between_such_tokenizers_either(workbench):
