@@ -152,7 +152,7 @@ def sidecar(folder: Path) -> dict[str, Any]:
         **{"stamp": stamp(POLICY, FILE, 0), "file": "a.jsonl-00000.arrow", "number": 0, "last": True, "documents": 1},
         **{"tokens": 3, "max_id": 2, "text_bytes": 3, "bytes": len(data), "xxh3_128": hash_bytes(data)},
         "source": {"file": "a.jsonl", "start": 0, "end": 10, "xxh3_128": "0" * 32},
-        **{"skipped": {}, "rejections": []},
+        **{"skipped": {}, "rejections": [], "content": {"documents": 1, "value": "0" * 32}},
     }
 
 
@@ -167,6 +167,8 @@ def sidecar(folder: Path) -> dict[str, Any]:
         {"skipped": []},
         {"skipped": {"x": "1"}},
         {"rejections": [{"byte": "x"}]},
+        {"rejections": [{"row": -1, "reason": "null", "detail": ""}]},
+        {"content": {"documents": 1, "value": "0"}},
         {"source": []},
         {"source": {"file": "/etc/passwd", "start": 0, "end": 10, "xxh3_128": "0" * 32}},
         {"number": 1},
