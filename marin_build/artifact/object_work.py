@@ -148,7 +148,7 @@ class ObjectWork(Work):
             missing = [entry for entry in entries if not self._has(entry)]
             for start in range(0, len(missing), NOTED_FROM):
                 go_on()
-                self._take(files, missing[start : start + NOTED_FROM])
+                self._take(files, missing[start : start + NOTED_FROM], self._believes(donor))
         return {entry["path"] for entry in entries if self._has(entry)}
 
     def _look(self, donor: Record, files: ObjectFiles) -> None:
@@ -163,9 +163,15 @@ class ObjectWork(Work):
     def _has(self, entry: Entry) -> bool:
         return _of(self._kept.get(entry["path"])) == _of(entry)
 
-    def _take(self, files: ObjectFiles, entries: Sequence[Entry]) -> None:
+    def _believes(self, donor: Record) -> bool:
+        """Whether sizes are enough. A repair, or a forced build, may be there because of damage that no record tells
+        of: it reads every byte, unless the same run has forced the donor, too, which then did."""
+        forced = self.attempt.forced
+        return self.attempt.repairs is None and (forced is None or donor.provenance.get("forced") == forced)
+
+    def _take(self, files: ObjectFiles, entries: Sequence[Entry], believes: bool) -> None:
         there = [entry for entry in entries if not entry.get("pool") or self._seen.get(pool_key(entry))]
-        found = at_once(lambda entry: self._taken(files, entry), there)
+        found = at_once(lambda entry: self._taken(files, entry, believes), there)
         new = [{**_of(e, NOTED), "taken": True} for e, is_there in zip(there, found, strict=True) if is_there]
         self._kept |= {entry["path"]: entry for entry in new}
         self._not_noted += new
@@ -178,21 +184,14 @@ class ObjectWork(Work):
             self._write_link(entries, ())
         self._noted = time.monotonic()
 
-    def _taken(self, files: ObjectFiles, entry: Entry) -> bool:
-        """True when the file is in the build, and nothing else lies under its name in the scratch folder.
-
-        A repair, or a forced build, may be there because of damage that no record tells of: it reads every byte.
-        """
-        if self._is_careful and check_bytes(files, [entry]):
+    def _taken(self, files: ObjectFiles, entry: Entry, believes: bool) -> bool:
+        """True when the file is in the build, and nothing else lies under its name in the scratch folder."""
+        if not believes and check_bytes(files, [entry]):
             return False
         if not entry.get("pool") and not self._is_in_store(files, entry):
             return False
         remove(self.folder / entry["path"])
         return True
-
-    @property
-    def _is_careful(self) -> bool:
-        return self.attempt.repairs is not None or self.attempt.forced is not None
 
     def elsewhere(self) -> set[str]:
         taken = [path for path, entry in self._kept.items() if entry.get("taken")]

@@ -336,7 +336,7 @@ def test_damage_in_place_is_damage_of_all_that_share_it_and_a_plain_run_heals_ea
         assert fetched(world, target) == texts(3)
 
 
-@on_disk
+@on("disk", "memory")
 def test_what_was_adopted_is_copied_and_never_linked(world: World, tmp_path: Path):
     from marin_build.adopt import adopt
     from marin_build.settings import Settings
@@ -346,7 +346,7 @@ def test_what_was_adopted_is_copied_and_never_linked(world: World, tmp_path: Pat
     place.mkdir()
     for name, data in texts(2).items():
         (place / name).write_bytes(data)
-    settings = Settings(prefix=str(world.folder / "artifacts"), recipes=str(world.folder / "config"))
+    settings = Settings(prefix=world.prefix or str(world.folder / "artifacts"), recipes=str(world.folder / "config"))
     adopt(world.store, world.book, settings, str(place), parse_target(DONOR), "there already", [])
     assert build(world, TAKER, texts(2)).made == []
     (place / "shard-0").write_bytes(b"written by others")
@@ -482,6 +482,20 @@ def test_a_forced_build_takes_no_damaged_object_that_no_record_tells_of(world: W
     assert build(world, TAKER, texts(3), force="a run").made == ["shard-1"]
     for target in (DONOR, TAKER):
         assert world.verify(target).ok
+
+
+@in_objects
+def test_what_the_same_run_has_forced_is_not_read_again(world: World, monkeypatch: pytest.MonkeyPatch):
+    build(world, DONOR, texts(3))
+    world.build(DONOR, Shards(texts(3), takes=False), force="a run")
+    bucket, read = type(world.store.bucket), []
+    real = bucket.read
+    monkeypatch.setattr(bucket, "read", lambda self, key, *rest: read.append(key) or real(self, key, *rest))
+    world.build(TAKER, first := Shards(texts(3)), force="a run")
+    assert (first.made, read) == ([], [])
+    world.build(THIRD, second := Shards(texts(3)), force="another run")
+    assert second.made == []
+    assert len(set(read)) == 3
 
 
 @in_objects
