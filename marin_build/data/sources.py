@@ -222,6 +222,16 @@ def hash_source(path: Place, hashed: Callable[[int], None]) -> tuple[int, str]:
     return count, digest.hexdigest()
 
 
+def unhashed_files(source: FilesSource) -> list[SourceFile]:
+    """The files of a source, with no digest: `hashed` makes one that can be read."""
+    return [SourceFile(name, place, size_of(place), "") for name, place in find(source.paths)]
+
+
+def hashed(file: SourceFile) -> SourceFile:
+    """The file with the digest of the bytes that are there, where it has none."""
+    return file if file.digest else SourceFile(file.name, file.path, *hash_source(file.path, lambda _: None))
+
+
 # ---- files of a raw artifact -----------------------------------------------------------------------------------------
 
 

@@ -31,8 +31,9 @@ from marin_build.errors import DamageError, RequestError
 from marin_build.recipe.schema import TokenizedRecipe
 from marin_build.recipe.sources import Chat
 
-MAX_SHARD_BYTES = 128 << 20
-"""A text has at most about as many ids as bytes, so no shard holds more than about 128 M of them."""
+MAX_SHARD_BYTES = 128_000_000
+"""What a killed worker loses is at most this. A text has at most about as many ids as bytes, so no shard holds more
+than about 128 M of them."""
 
 MAX_SHARDS = 50_000
 """Reading maps every shard into memory, and Linux gives a process 65,530 mappings."""
@@ -145,7 +146,12 @@ def _budget(recipe: TokenizedRecipe) -> int | None:
 
 def files_in_order(context: BuildContext, recipe: TokenizedRecipe) -> list[SourceFile]:
     """The order of the recipe, or with a budget that of a keyed hash of each name: adding a file moves no other."""
-    files, budget = source_files(context, recipe.source), recipe.token_budget
+    return ordered(source_files(context, recipe.source), recipe)
+
+
+def ordered(files: list[SourceFile], recipe: TokenizedRecipe) -> list[SourceFile]:
+    """The files as they are taken, once each is known to be of the format."""
+    budget = recipe.token_budget
     for file in files:
         check_format(file.name, recipe.format)
     if budget is None:

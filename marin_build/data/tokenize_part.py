@@ -22,10 +22,18 @@ from marin_build.data.ledger import Policy, names_of
 from marin_build.data.progress import Progress
 from marin_build.data.reading import is_compressed
 from marin_build.data.shards import FORMAT
-from marin_build.data.sources import SourceFile
-from marin_build.data.tokenize import choose_encoder, crew_size, files_in_order, make_assignment, sweep_unfinished
+from marin_build.data.sources import SourceFile, hashed, unhashed_files
+from marin_build.data.tokenize import (
+    choose_encoder,
+    crew_size,
+    files_in_order,
+    make_assignment,
+    ordered,
+    sweep_unfinished,
+)
 from marin_build.data.workshop import buckets
-from marin_build.recipe.schema import PartRecipe, TokenBudget
+from marin_build.recipe.schema import PartRecipe, TokenBudget, TokenizedRecipe
+from marin_build.recipe.sources import FilesSource
 from marin_build.recipe.target import parse_target
 
 FEWEST_TOKENS_A_BYTE = {False: 0.15, True: 0.4}
@@ -48,8 +56,8 @@ def build(context: BuildContext) -> BuildResult:
     recipe = part.set
     assignment = make_assignment(context, recipe, choose_encoder(context, recipe))
     policy = assignment.policy
-    files = files_in_order(context, recipe)
-    pieces = _all_pieces(files, policy)[part.part :: part.parts]
+    files = _files(context, recipe)
+    pieces = _hashed(_all_pieces(files, policy)[part.part :: part.parts])
     sweep_unfinished(context.folder)
     donors = Donors(context, policy, recipe, parse_target(part.of))
     crew = make_crew(assignment, crew_size(context, [piece.file for piece in pieces], policy))
@@ -60,7 +68,23 @@ def build(context: BuildContext) -> BuildResult:
             foreman.run()
     finally:
         crew.close()
-    return _finish(context, files, foreman)
+    return _finish(context, pieces, foreman)
+
+
+def _files(context: BuildContext, recipe: TokenizedRecipe) -> list[SourceFile]:
+    """All files in their order. The user's own are not hashed yet: that would be each file as often as there are parts.
+
+    The build of the set compares them with the digest of the recipe, and takes over only what was made from those.
+    """
+    if isinstance(recipe.source, FilesSource):
+        return ordered(unhashed_files(recipe.source), recipe)
+    return files_in_order(context, recipe)
+
+
+def _hashed(pieces: Sequence[Piece]) -> list[Piece]:
+    known = {piece.file.name: piece.file for piece in pieces}
+    known = {name: hashed(file) for name, file in known.items()}
+    return [Piece(known[piece.file.name], piece.bucket) for piece in pieces]
 
 
 def _all_pieces(files: Sequence[SourceFile], policy: Policy) -> list[Piece]:
@@ -95,8 +119,8 @@ def _is_needed(
     return is_needed
 
 
-def _finish(context: BuildContext, files: Sequence[SourceFile], foreman: Foreman) -> BuildResult:
-    digests = {file.name: file.digest for file in files}
+def _finish(context: BuildContext, pieces: Sequence[Piece], foreman: Foreman) -> BuildResult:
+    digests = {piece.file.name: piece.file.digest for piece in pieces}
     share = {
         "format": FORMAT,
         "shards": foreman.sidecars,

@@ -95,7 +95,7 @@ format:
   text_key: text
 add_bos: true
 add_eos: true
-shard_bytes: 134217728 # of source text a shard
+shard_bytes: 100000000 # of source text a shard
 token_budget: null # or {{tokens: 1000000000, seed: 0}}: files in an order given by the seed, until there are this many
 max_bad_documents: 0
 

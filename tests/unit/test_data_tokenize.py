@@ -452,8 +452,8 @@ def test_a_special_token_that_the_tokenizer_lacks_is_refused(workbench, role):
 
 
 def test_shards_that_would_not_fit_into_memory_are_refused(workbench, tokens):
-    with pytest.raises(RequestError, match="shard_bytes 134,217,729 is too large; at most 134,217,728"):
-        workbench.tokenize(workbench.raw({"a.jsonl": CORPUS}), tokens, shard_bytes=(128 << 20) + 1)
+    with pytest.raises(RequestError, match="shard_bytes 128,000,001 is too large; at most 128,000,000"):
+        workbench.tokenize(workbench.raw({"a.jsonl": CORPUS}), tokens, shard_bytes=128_000_001)
 
 
 @pytest.mark.row(32)

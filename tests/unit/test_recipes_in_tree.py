@@ -182,7 +182,7 @@ def test_the_7b_training_sets_begin_with_the_files_of_the_1b_ones() -> None:
     )
     for one, other in zip(small, large, strict=True):
         assert one.token_budget.seed == other.token_budget.seed
-        budgets = {"token_budget": {"tokens"}, "measure": True}
+        budgets = {"token_budget": {"tokens"}, "measure": True, "execution": True}
         assert one.model_dump(exclude=budgets) == other.model_dump(exclude=budgets)
 
 
