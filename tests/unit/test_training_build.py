@@ -118,6 +118,24 @@ def test_micro_batches_train_to_nearly_the_same_loss(straight, tmp_path):
     assert result.metrics["eval/loss"] == pytest.approx(straight[1].metrics["eval/loss"], abs=2e-3)
 
 
+def test_only_trained_tokens_are_learned_and_scored(straight, tmp_path):
+    """Where one letter alone is trained on, a model learns in no time to say nothing else."""
+    world = TrainingWorld(tmp_path, {"micro_batch_size": 2}, **{"measure.baselines": []})
+    for target in (TRAIN, VALID):
+        ids = ids_of(straight[0], target)
+        world.write_set(target, np.split(ids, np.flatnonzero(ids == EOS)[:-1] + 1), loss_mask=mask_of(ids))
+    result = build(world.context())
+    assert result.metrics["train/loss"] < 0.2  # of all tokens it is above 2
+    assert result.metrics["eval/loss"] < 0.2
+    # Each letter is a byte, so both are the same sum over the same number.
+    assert result.metrics["eval/bpb"] == pytest.approx(result.metrics["eval/loss"] / math.log(2), rel=1e-5)
+    assert mask_of(ids_of(world, VALID)[1:]).sum() < targets(world) / 4
+
+
+def mask_of(ids):
+    return (ids == ord("e")).astype(np.uint8)
+
+
 # ---- stops and resumes -----------------------------------------------------------------------------------------------
 
 
