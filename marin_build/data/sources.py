@@ -24,6 +24,7 @@ from marin_build.artifact.store import LOGS
 from marin_build.data.github import cache_of, fetched
 from marin_build.data.globs import WILDCARD, Glob
 from marin_build.data.hub import HubFile, Repository, chosen_files
+from marin_build.data.pin_notes import note, noted
 from marin_build.data.places import Place, hasher, is_url, open_place, size_of, stored_matches, unreadable
 from marin_build.data.progress import Progress
 from marin_build.errors import DamageError, MarinError, RequestError, Stopped
@@ -64,7 +65,7 @@ class SourceFile:
             )
         return RequestError(
             f"{self.path} changed while it was read: expected {self.digest}, seen {seen}\n"
-            "  let whatever writes it finish, then run the same command again"
+            "  let whatever writes it finish, then run the same command again; or pin what is there now"
         )
 
 
@@ -170,7 +171,15 @@ def embedded(corpus: str) -> list[tuple[str, Place]]:
 
 
 def pinned(context: BuildContext, found: Sequence[tuple[str, Place]], expected: str) -> list[SourceFile]:
-    """Hash the files found and compare their root digest with the pinned one."""
+    """Hash the files found, unless an earlier job has noted their digests, and compare their root with the pin."""
+    cache = context.settings.object_cache
+    if digests := noted(cache, expected, found):
+        files = [
+            SourceFile(name, place, size_of(place), digest)
+            for (name, place), digest in zip(found, digests, strict=True)
+        ]
+        if digest_of(files) == expected:
+            return files
     with Progress(context.logger, "hashing source files", sum(size_of(path) for _, path in found)) as progress:
 
         def hashed(done_bytes: int) -> None:
@@ -186,6 +195,7 @@ def pinned(context: BuildContext, found: Sequence[tuple[str, Place]], expected: 
             f"  {len(files):,} files, {sum(file.bytes for file in files):,} bytes, the first: {files[0].path}\n"
             f"  if these are the right files: marin-build pin {context.target}"
         )
+    note(cache, expected, found, [file.digest for file in files])
     return files
 
 

@@ -17,10 +17,10 @@ from object_servers import missing_packages
 from store_kinds import servers
 
 from marin_build.artifact import fsspec_bucket
-from marin_build.data import places, raw
+from marin_build.data import pin_notes, places, raw, sources
 from marin_build.data.reading import read_chunks
 from marin_build.data.shards import TokenizedSet
-from marin_build.data.sources import files_digest, find
+from marin_build.data.sources import files_digest, find, source_files
 from marin_build.errors import MarinError, RequestError
 from marin_build.recipe import schema
 from marin_build.recipe.sources import Arrow, FilesSource, JsonArray, JsonLines, Parquet
@@ -163,6 +163,30 @@ def test_an_object_that_changes_after_it_was_hashed_is_not_committed(workbench, 
     monkeypatch.setattr(places.StoredFile, "open", changing)
     with pytest.raises(RequestError, match=rf"{store}/formats/{name} changed while it was read"):
         token_set(workbench, pinned, format=FORMATS[name])
+
+
+@pytest.mark.parametrize("where", ["store", "disk"])
+def test_files_that_were_proven_are_not_hashed_again_and_still_compared(workbench, store, tmp_path, monkeypatch, where):
+    monkeypatch.setattr(pin_notes, "MIN_BYTES", 1)
+    for name in ("1.jsonl", "2.jsonl"):
+        (tmp_path / name).write_bytes(content("c.jsonl", [f"text of a/{name}"]))
+    pinned = source(f"{store}/a/*.jsonl" if where == "store" else f"{tmp_path}/*.jsonl")
+    context = workbench.context("raw/bench/dev", schema.RawRecipe(source=pinned), object_cache=str(tmp_path / "cache"))
+    first = source_files(context, pinned)
+    hashed = []
+    usual = sources.hash_source
+    monkeypatch.setattr(sources, "hash_source", lambda place, seen: hashed.append(place) or usual(place, seen))
+    assert source_files(context, pinned) == first
+    assert hashed == []
+    flaky_store.TROUBLE.be_good()
+    other = content("c.jsonl", ["other of a/1.jsonl"])[: first[0].bytes]
+    if where == "store":
+        fsspec.filesystem(store.partition("://")[0]).pipe_file(f"{store.partition('://')[2]}/a/1.jsonl", other + b" ")
+    else:
+        (tmp_path / "1.jsonl").write_bytes(other)
+    with pytest.raises(RequestError, match=r"are not the pinned ones"):
+        source_files(context, pinned)
+    assert len(hashed) == 2
 
 
 def test_an_object_that_is_gone_is_named(store):
