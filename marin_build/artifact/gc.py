@@ -14,6 +14,7 @@ import dataclasses
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from marin_build.artifact import mirror
@@ -22,7 +23,7 @@ from marin_build.artifact.examine import Look
 from marin_build.artifact.lease import Lease, Terms, acquire, holder
 from marin_build.artifact.pool import POOL
 from marin_build.artifact.pool_gc import PoolSweeper, Unneeded
-from marin_build.artifact.reach import PARTS, reachable
+from marin_build.artifact.reach import PARTS, Parts, is_kept, reachable
 from marin_build.artifact.record import Record, read_record
 from marin_build.artifact.sightings import Sighting, ages, note_bytes, parse_note, seen_now
 from marin_build.artifact.store import (
@@ -86,6 +87,10 @@ class Sweeper:
     settings: Settings
     grace_seconds: float
     logger: logging.Logger
+
+    @cached_property
+    def parts(self) -> Parts:
+        return Parts(self.store)
 
     def look(self) -> list[Item]:
         """Everything that is not needed; notes what is new, and forgets what is needed again.
@@ -159,6 +164,12 @@ class Sweeper:
             mirror.remove(target)
         return "deleted"
 
+    def _is_needed(self, book: RecipeBook, target: Target) -> bool:
+        """Of one target that we hold. Parts come by the thousand, and nothing else has to be asked for them."""
+        if target.kind == PARTS:
+            return is_kept(target, self.settings.keep) or self.parts.is_needed(book, target)
+        return target in reachable(self.store, book, self.settings.keep, leased_by_us=target)
+
     def _delete_leased(self, target: Target, items: Sequence[Item], lease: Lease) -> bool:
         """Delete what is still not needed; True when nothing of the artifact is left.
 
@@ -167,7 +178,7 @@ class Sweeper:
         """
         seen = {name: self.store.read(target, name) for name in (RECORD, ATTEMPT)}
         book = self._book()
-        needed = target in reachable(self.store, book, self.settings.keep, leased_by_us=target)
+        needed = self._is_needed(book, target)
         listing = self.store.listing(target)
         groups = _unneeded(Look(self.store, book), target, listing, ours=True) if needed else _all_of(target, listing)
         still = {name for names in groups.values() for name in names}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 PARTS = "parts"
 """The kind of derived targets that are needed only until the set is finished whose work they share."""
+LOOK_SECONDS = 10.0
 
 
 def reachable(
@@ -68,19 +70,40 @@ def _named(store: Store, book: RecipeBook, here: Sequence[Target]) -> set[Target
         )
     linked = [target for target in here if book.exists(target)]  # below linked folders, which `targets` does not walk
     try:
-        done = _finished_sets(store, book, linked)
-        needed = [target for target in linked if target.kind != PARTS or base_of(target) not in done]
+        parts = Parts(store)
+        needed = [target for target in linked if target.kind != PARTS or parts.is_needed(book, target)]
         return set(closure(book, dict.fromkeys([*named, *needed])))
     except RecipeError as error:
         note = "gc deletes nothing while a recipe cannot be read: nobody can know what it needs"
         raise RecipeError(f"{error}\n  {note}") from None
 
 
-def _finished_sets(store: Store, book: RecipeBook, here: Sequence[Target]) -> set[Target]:
-    """Token sets that need the parts of their work no more, of those that have parts: they took over what they need."""
-    look = Look(store, book)
-    sets = {base_of(target) for target in here if target.kind == PARTS}
-    return {target for target in sets if look.judge(target).state is State.finished}
+class Parts:
+    """Which parts of the work on token sets are needed: no record is ever made from one, so each is judged alone.
+
+    They come by the thousand, so what is known of their set is asked anew every LOOK_SECONDS only.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._needed: dict[Target, tuple[float, bool]] = {}
+        """By set: when it was looked at, and whether it needs its parts."""
+
+    def is_needed(self, book: RecipeBook, part: Target) -> bool:
+        """Whether the set may still take it over: its recipe is there, and it is not finished, or is being built.
+
+        Raises:
+            RecipeError: a recipe cannot be read.
+        """
+        if not book.exists(part):
+            return False
+        base, now = base_of(part), time.monotonic()
+        looked, is_needed = self._needed.get(base, (-LOOK_SECONDS, True))
+        if now - looked >= LOOK_SECONDS:
+            state = Look(self._store, book).judge(base).state
+            is_needed = state is not State.finished or holder(self._store, base) is not None
+            self._needed[base] = now, is_needed
+        return is_needed
 
 
 def _made_from(store: Store, target: Target) -> set[Target]:

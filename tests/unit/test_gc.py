@@ -90,6 +90,32 @@ def test_the_check_of_a_tokenizer_is_needed_as_long_as_that_has_a_recipe(world: 
     assert list(found(world)) == [(check, "artifact"), (other, "artifact")]
 
 
+def test_parts_of_a_set_that_is_being_built_anew_are_needed(world: World):
+    part = "parts/x/00000-of-00001/2026.06.28"
+    world.build_all(RAW, TOKENIZER, TOKENS, part)
+    sweep = sweeper(world, 0)
+    items = sweep.look()
+    assert [item.place for item in items] == [part]
+    lease = acquire(world.store, parse_target(TOKENS), Terms(30), LOG)
+    assert found(world) == {}
+    assert [item.outcome.partition(":")[0] for item in sweep.delete(items)] == ["kept, at least in part"]
+    assert world.verify(part).ok
+    lease.release()
+    assert [item.outcome for item in deleted(world)] == ["deleted"]
+
+
+def test_parts_that_are_pinned_between_the_look_and_the_deletion_stay(world: World):
+    part = "parts/x/00000-of-00001/2026.06.28"
+    world.build_all(RAW, TOKENIZER, TOKENS, part)
+    items = sweeper(world, 0).look()
+    (item,) = sweeper(world, 0, keep=["parts/*"]).delete(items)
+    assert item.outcome.startswith("kept")
+    world.edit(TOKENS, "shard_bytes: 1000", "shard_bytes: 1001")
+    (item,) = sweeper(world, 0).delete(items)
+    assert item.outcome.startswith("kept"), "the set will be built anew, from another recipe"
+    assert world.verify(part).ok
+
+
 def test_parts_of_a_set_whose_recipe_is_gone_are_not_needed(world: World):
     part = "parts/v/00000-of-00001/2026.06.28"
     world.build_all(RAW, TOKENIZER, part)
