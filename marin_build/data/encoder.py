@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -127,16 +128,16 @@ def encoder_kind(specification: dict[str, Any], fast: bool = False) -> type[Enco
     return FastEncoder if fast else LibraryEncoder
 
 
-def make_encoder(tokenizer_json: bytes, specification: dict[str, Any], fast: bool = False) -> Encoder:
-    """The encoder for a tokenizer.json, given as its bytes and as read."""
-    kind = encoder_kind(specification, fast)
-    if kind is FastEncoder:
-        return FastEncoder(tokenizer_json, may_be_cut(specification))
-    return (
-        ByteEncoder()
-        if kind is ByteEncoder
-        else LibraryEncoder(read_library(tokenizer_json), may_be_cut(specification))
-    )
+def encoder_maker(tokenizer_json: bytes, specification: dict[str, Any], fast: bool = False) -> Callable[[], Encoder]:
+    """What makes the encoder for a tokenizer.json, given as its bytes and as read; other processes can be sent it."""
+    kind, cuts = encoder_kind(specification, fast), may_be_cut(specification)
+    if kind is ByteEncoder:
+        return ByteEncoder
+    return partial(FastEncoder if kind is FastEncoder else _library_encoder, tokenizer_json, cuts)
+
+
+def _library_encoder(tokenizer_json: bytes, cuts: bool) -> LibraryEncoder:
+    return LibraryEncoder(read_library(tokenizer_json), cuts)
 
 
 def read_library(tokenizer_json: bytes) -> tokenizers.Tokenizer:

@@ -28,7 +28,7 @@ from marin_build.data.encoder import Encoded, offsets_of
 from marin_build.data.ledger import LISTED_REJECTIONS, ContentDigest, Policy, shard_file, stamp
 from marin_build.data.shards import id_type, write_stream
 from marin_build.data.sources import SourceFile
-from marin_build.data.vocabulary import LoadedTokenizer, load_tokenizer
+from marin_build.data.vocabulary import LoadedTokenizer
 from marin_build.errors import DamageError, RequestError
 from marin_build.recipe.sources import Chat
 
@@ -45,33 +45,16 @@ class Assignment:
     target: str
     folder: Path
     """Of the token set."""
-    tokenizer_folder: Path
+    tokenizer: LoadedTokenizer
     policy: Policy
     max_bad_documents: int
-    fast: bool = False
-    """Whether a check has shown that the fast encoder gives the ids of the reference."""
-
-    def give(self, tokenizer: LoadedTokenizer) -> None:
-        """Spare this process loading what it has loaded; others load it themselves."""
-        vars(self)["tokenizer"] = tokenizer
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "tokenizer"}
-
-    @cached_property
-    def tokenizer(self) -> LoadedTokenizer:
-        """Loaded when the first text is there: a resumed build may not need it."""
-        loaded = load_tokenizer(self.tokenizer_folder, self.fast)
-        if loaded.digest != self.policy.tokenizer_digest:
-            raise DamageError(f"the tokenizer in {self.tokenizer_folder} changed while it was used")
-        return loaded
 
     @cached_property
     def chat(self) -> ChatEncoder:
         """What renders and encodes conversations, loaded when the first is there."""
-        if template_digest(template_files(self.tokenizer_folder)) != self.policy.template_digest:
-            raise DamageError(f"the chat template in {self.tokenizer_folder} changed while it was used")
-        return ChatEncoder(self.tokenizer, load_chat_template(self.tokenizer_folder, str(self.tokenizer_folder)))
+        if template_digest(template_files(self.tokenizer.folder)) != self.policy.template_digest:
+            raise DamageError(f"the chat template in {self.tokenizer.folder} changed while it was used")
+        return ChatEncoder(self.tokenizer, load_chat_template(self.tokenizer.folder, str(self.tokenizer.folder)))
 
     def read(self, unit: bytes, at: int) -> Document | Rejection | None:
         """What a unit that begins at byte `at` holds, ready to be encoded."""

@@ -17,7 +17,7 @@ from marin_build.data.crew import cores, make_crew
 from marin_build.data.documents import can_be_cut
 from marin_build.data.donors import Donors
 from marin_build.data.durable import json_bytes, remove
-from marin_build.data.encoder import ByteEncoder, FastEncoder
+from marin_build.data.encoder import ByteEncoder
 from marin_build.data.encoder_check import may_be_fast, recorded_bytes
 from marin_build.data.foreman import Foreman, Piece
 from marin_build.data.ledger import DATASET_INFO, STATE, Policy, names_of, shard_stem, write_ledger
@@ -101,17 +101,7 @@ def make_assignment(context: BuildContext, recipe: TokenizedRecipe, tokenizer: L
         split=recipe.split,
         template_digest=_template_digest(context, recipe),
     )
-    folder = context.dependencies[recipe.tokenizer].folder
-    assignment = Assignment(
-        str(context.target),
-        context.folder,
-        folder,
-        policy,
-        recipe.max_bad_documents,
-        tokenizer.encoder_kind is FastEncoder,
-    )
-    assignment.give(tokenizer)
-    return assignment
+    return Assignment(str(context.target), context.folder, tokenizer, policy, recipe.max_bad_documents)
 
 
 def _template_digest(context: BuildContext, recipe: TokenizedRecipe) -> str | None:

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import count, islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,9 @@ from marin_build.data.encoder import (
     FastEncoder,
     byte_characters,
     encoder_kind,
-    make_encoder,
+    encoder_maker,
     read_library,
 )
-from marin_build.data.pieces import may_be_cut
 from marin_build.errors import DamageError, RequestError
 from marin_build.recipe.schema import SpecialTokens
 
@@ -58,6 +57,10 @@ class LoadedTokenizer:
     """xxh3_128 of its tokenizer.json."""
     encoder_kind: type[Encoder]
     make_encoder: Callable[[], Encoder]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For another process, which makes an encoder of its own."""
+        return {name: value for name, value in vars(self).items() if name not in ("encoder", "_library")}
 
     @cached_property
     def encoder(self) -> Encoder:
@@ -119,7 +122,8 @@ def load_tokenizer(folder: str | Path, fast: bool = False) -> LoadedTokenizer:
         data = read_small(folder / TOKENIZER)
         specification, config = _specification(data), parse_object(read_small(folder / CONFIG))
         kind = encoder_kind(specification, fast)
-        encoder = None if kind is FastEncoder else make_encoder(data, specification)  # proves that it can be made
+        make_encoder = encoder_maker(data, specification, fast)
+        encoder = None if kind is FastEncoder else make_encoder()  # proves that the reference reads it
     except OSError as error:
         place = error.filename or folder
         raise DamageError(f"{place} cannot be read: {error.strerror}; build the tokenizer again") from None
@@ -127,14 +131,17 @@ def load_tokenizer(folder: str | Path, fast: bool = False) -> LoadedTokenizer:
         raise DamageError(f"the tokenizer in {folder} cannot be loaded: {error}; build it again") from None
     ids = special_ids(specification)
     named = {role: ids.get(spelling(config.get(f"{role}_token"))) for role in ROLES}
-    return LoadedTokenizer(
+    loaded = LoadedTokenizer(
         folder=folder,
         vocab_size=len(all_tokens(specification)),
         **{f"{role}_id": named[role] for role in ROLES},
         digest=hash_bytes(data),
         encoder_kind=kind,
-        make_encoder=(lambda: encoder) if encoder else partial(FastEncoder, data, may_be_cut(specification)),
+        make_encoder=make_encoder,
     )
+    if encoder:
+        vars(loaded)["encoder"] = encoder
+    return loaded
 
 
 def read_small(path: Path) -> bytes:

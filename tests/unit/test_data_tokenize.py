@@ -19,10 +19,11 @@ import pytest
 import zstandard
 
 from marin_build.artifact.context import Dependency
-from marin_build.data import crew, part, progress, tokenize, workshop
+from marin_build.data import crew, progress, tokenize, workshop
 from marin_build.data.ledger import Policy, shard_file, stamp
 from marin_build.data.shards import TokenizedSet
 from marin_build.data.sources import SourceFile
+from marin_build.data.vocabulary import LoadedTokenizer
 from marin_build.errors import DamageError, LeasedError, MarinError, RequestError, Stopped
 from marin_build.recipe import schema
 from marin_build.recipe.sources import (
@@ -435,7 +436,7 @@ def test_an_id_outside_the_vocabulary_is_an_error(workbench, tokens, monkeypatch
     def too_large(self, texts):
         return np.array([1, 258], np.uint32), np.array([0, 2])
 
-    monkeypatch.setattr(part.Assignment.tokenizer.func.__globals__["LoadedTokenizer"], "encode", too_large)
+    monkeypatch.setattr(LoadedTokenizer, "encode", too_large)
     with pytest.raises(RequestError, match="the tokenizer gave id 258, but its vocabulary has 258 ids, 0 to 257"):
         workbench.tokenize(workbench.raw({"a.jsonl": CORPUS}), tokens)
 
