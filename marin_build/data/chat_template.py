@@ -105,6 +105,7 @@ class ChatTemplate:
         at = conversation.byte
         try:
             plain = self._render(messages, ("", ""))
+            plain.encode()  # half a character, which only a template can write, is a ValueError
             before, after, *stand_ins = self._unused([plain, *(message.content for message in conversation.messages)])
             hide = str.maketrans(self._characters, "".join(stand_ins))
             hidden = [{**message, CONTENT: message[CONTENT].translate(hide)} for message in messages]

@@ -284,6 +284,12 @@ def test_the_first_conversations_of_a_file_can_be_taken(workbench):
     assert TokenizedSet.open(folder).documents == 2
 
 
+def test_half_a_character_of_the_template_is_a_fault_of_the_template(workbench):
+    template = "{% generation %}{{ messages[0].content }}{{ '\\ud800' }}{% endgeneration %}"
+    with pytest.raises(RequestError, match=r"template_failed: the chat template fails: .*surrogates not allowed"):
+        build(workbench, lines(turns("a", "b")), tokenizer=chat_tokenizer(workbench, template=template))
+
+
 # ---- tokenizers for it -----------------------------------------------------------------------------------------------
 
 
