@@ -26,7 +26,7 @@ from chats import (
     write_tokenizer,
 )
 
-from marin_build.artifact.context import Dependency
+from marin_build.artifact.context import Adopted, Dependency
 from marin_build.data import tokenize
 from marin_build.data.conversations import Conversation, read_conversation
 from marin_build.data.documents import Rejection
@@ -37,8 +37,8 @@ from marin_build.data.tokenizer import load_tokenizer
 from marin_build.errors import DamageError, RequestError
 from marin_build.recipe.fingerprint import fingerprint
 from marin_build.recipe.mixture_schedule import Schedule
-from marin_build.recipe.schema import AdoptedTokenizer, TokenizerRecipe, ValidationSplit
-from marin_build.recipe.sources import Chat, FilesSource
+from marin_build.recipe.schema import AdoptedTokenizer, TokenizedRecipe, TokenizerRecipe, ValidationSplit
+from marin_build.recipe.sources import ArtifactSource, Chat, FilesSource
 from marin_build.recipe.target import parse_target
 
 OPTIONS: dict[str, Any] = {"format": FORMAT, "add_eos": False}
@@ -468,6 +468,31 @@ def test_an_adopted_tokenizer_has_the_tokens_and_the_template_that_the_recipe_co
     with pytest.raises(RequestError, match=r"has no chat template, which format\.type chat needs"):
         chat_tokenizer(workbench, "bare", template=None, fields={"chat_data": True})
     chat_tokenizer(workbench, "text", template=None)
+
+
+def test_a_chat_set_that_lies_somewhere_is_adopted_with_the_template_that_made_it_and_no_other(workbench):
+    tokenizer, other = chat_tokenizer(workbench), chat_tokenizer(workbench, "other", template=TEMPLATE + " ")
+    folder, made = build(workbench, lines(*CONVERSATIONS), tokenizer=tokenizer)
+    source = ArtifactSource(type="artifact", target=workbench.RAW, files=["a.jsonl"])
+    fields = {"source": source, "shard_bytes": 1 << 20, "token_budget": None, "max_bad_documents": 0, "add_bos": False}
+    recipe = TokenizedRecipe(tokenizer=str(tokenizer.target), **{**OPTIONS, **fields})
+    for used in (tokenizer, other):
+        adopted = Adopted(
+            target=parse_target("tokenized/x/dev"),
+            recipe=recipe,
+            fingerprint="0" * 32,
+            folder=folder,
+            files=[path.name for path in folder.iterdir()],
+            dependencies={recipe.tokenizer: SimpleNamespace(files=used.record["files"])},
+            place="there",
+        )
+        if used is tokenizer:
+            assert tokenize.check_adopted(adopted).metrics == made.metrics
+            continue
+        with pytest.raises(
+            RequestError, match=r"cannot be adopted: chat template of its recipe is [0-9a-f]{32}, its led"
+        ):
+            tokenize.check_adopted(adopted)
 
 
 # ---- read for training -----------------------------------------------------------------------------------------------
