@@ -42,7 +42,7 @@ def test_the_whole_chain_comes_to_the_digests_of_a_local_disk(
     if prefix.startswith("gs"):
         variables = {**variables, "MARIN_PREFIX": prefix}
     else:
-        options = (*options, f"prefix={prefix}")
+        options = (*options, f"prefix={prefix}", "tokenize_parts=2")
     done = repository.snakemake(f"{prefix}/{MODEL}", *options, **variables)
     assert done.code == 0, done.text
     assert not (repository.folder / "artifacts").exists()
