@@ -117,7 +117,7 @@ class Foreman:
             return heapq.heappop(self._waiting) if self._waiting and self._waiting[0][0] < self._failure[0] else None
         if self._waiting:
             return heapq.heappop(self._waiting)
-        while self._started < len(self._pieces) and not self._enough_is_made():
+        while self._started < len(self._pieces) and not (self._enough_is_made() or self._context.stop_requested()):
             number = self._started
             if not self._is_needed(number, self):
                 del self._pieces[number:]
