@@ -182,7 +182,11 @@ def test_a_document_of_30_mb_takes_linear_time(workbench):
 
 @pytest.mark.parametrize(
     ("name", "data"),
-    [("corpus.jsonl", b""), ("corpus.jsonl.gz", gzip.compress(b"", mtime=0)), ("corpus.jsonl.zst", zstandard.compress(b""))],
+    [
+        ("corpus.jsonl", b""),
+        ("corpus.jsonl.gz", gzip.compress(b"", mtime=0)),
+        ("corpus.jsonl.zst", zstandard.compress(b"")),
+    ],
 )
 def test_an_empty_file_is_an_error_that_names_it(workbench, name, data):
     raw = workbench.raw({"good.jsonl": joined(*GOOD), name: data})
