@@ -41,6 +41,8 @@ VENVS = {
     "levanter": ["marin-levanter==0.2.227.dev40316220070"],
 }
 """What each way of others needs that is not installed beside marin_build."""
+PYTHONS = {"levanter": "python3.12"}
+"""Of ways that need another Python than this one; it is looked for on the PATH."""
 SAID = {
     "ours_1": "marin-build, 1 process",
     "ours_2": "marin-build, 2 processes",
@@ -167,7 +169,11 @@ class Bench:
         if python is None:
             return None
         command = [python, CANDIDATES, way, self._tokenizer, corpus.files[0], output]
-        cpu, wall, peak, said = measured(command, output / "log.txt")
+        try:
+            cpu, wall, peak, said = measured(command, output / "log.txt")
+        except SystemExit as error:
+            print(f"{way}: left out: {error}", file=sys.stderr)
+            return None
         facts = json.loads(said.splitlines()[-1])
         return Run(way, corpus, cpu, wall, peak, facts | self._written(way, output))
 
@@ -199,7 +205,8 @@ class Bench:
         folder = self._work / "venvs" / way.removesuffix("_bare")
         if not (folder / "done").exists():
             pip = [folder / "bin/python", "-m", "pip", "install", "-q", *VENVS[way]]
-            for command in ([OWN, "-m", "venv", folder], pip):
+            python = shutil.which(PYTHONS[way]) if way in PYTHONS else OWN
+            for command in ([python or OWN, "-m", "venv", folder], pip):
                 if subprocess.run(command).returncode:
                     print(f"{way}: cannot be installed: {' '.join(VENVS[way])}", file=sys.stderr)
                     return None

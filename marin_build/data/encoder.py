@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -78,6 +78,9 @@ class LibraryEncoder(_PieceEncoder):
 class FastEncoder(_PieceEncoder):
     """`fastokens`, for byte pair tokenizers that it reads.
 
+    Its regular expressions have limits that a run of millions of spaces can meet. With `falls_back`, the reference
+    encodes what it cannot.
+
     Raises:
         ValueError: it does not read this one.
     """
@@ -85,8 +88,9 @@ class FastEncoder(_PieceEncoder):
     name = FAST
     version = installed(FAST) or "not installed"
 
-    def __init__(self, tokenizer_json: bytes, cuts: bool = False) -> None:
+    def __init__(self, tokenizer_json: bytes, cuts: bool = False, falls_back: bool = False) -> None:
         super().__init__(cuts)
+        self._tokenizer_json, self._falls_back = tokenizer_json, falls_back
         os.environ["FASTOKENS_BPE_THREADS"] = "1"  # one process is one thread; read when its first text comes
         import fastokens
 
@@ -97,6 +101,18 @@ class FastEncoder(_PieceEncoder):
             self._tokenizer.no_padding()
 
     def _encode_group(self, pieces: list[str]) -> Encoded:
+        try:
+            return self._encode_fast(pieces)
+        except RequestError:
+            if not self._falls_back:
+                raise
+        return self._reference._encode_group(pieces)
+
+    @cached_property
+    def _reference(self) -> LibraryEncoder:
+        return LibraryEncoder(read_library(self._tokenizer_json))
+
+    def _encode_fast(self, pieces: list[str]) -> Encoded:
         with failures_as(RequestError, "the tokenizer cannot encode this text"):
             ids, offsets = self._tokenizer.encode_batch_flat(pieces, False, split_special_tokens=True)
         return np.frombuffer(ids, np.uint32), np.frombuffer(offsets, np.uint64).astype(np.int64)
@@ -133,7 +149,9 @@ def encoder_maker(tokenizer_json: bytes, specification: dict[str, Any], fast: bo
     kind, cuts = encoder_kind(specification, fast), may_be_cut(specification)
     if kind is ByteEncoder:
         return ByteEncoder
-    return partial(FastEncoder if kind is FastEncoder else _library_encoder, tokenizer_json, cuts)
+    if kind is FastEncoder:
+        return partial(FastEncoder, tokenizer_json, cuts, falls_back=True)
+    return partial(_library_encoder, tokenizer_json, cuts)
 
 
 def _library_encoder(tokenizer_json: bytes, cuts: bool) -> LibraryEncoder:

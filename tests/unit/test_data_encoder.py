@@ -19,6 +19,7 @@ from marin_build.data import parity as gate
 from marin_build.data.encoder import FastEncoder, LibraryEncoder, offsets_of, read_library
 from marin_build.data.parity import cases, parity
 from marin_build.data.pieces import GPT2, cut, groups, may_be_cut
+from marin_build.errors import RequestError
 
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
@@ -142,6 +143,17 @@ def test_the_fast_encoder_starts_no_threads(llama_like, tmp_path):
     (tmp_path / "tokenizer.json").write_bytes(llama_like)
     command = [sys.executable, "-c", COUNT_THREADS, str(tmp_path / "tokenizer.json")]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == "0"
+
+
+def test_what_the_fast_encoder_cannot_encode_is_encoded_by_the_reference():
+    """A million spaces are too many for its regular expressions where the pattern is none that it knows."""
+    tokenizer = trained(pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=True))
+    data = tokenizer.to_str().encode()
+    texts = ["the", f"that{' ' * 1_500_000}of", "with"]
+    with pytest.raises(RequestError, match="cannot encode this text"):
+        FastEncoder(data).encode(texts)
+    reference = LibraryEncoder(read_library(data))
+    assert ids_of(FastEncoder(data, falls_back=True), texts) == ids_of(reference, texts)
 
 
 # ---- the gate --------------------------------------------------------------------------------------------------------
