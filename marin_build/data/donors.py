@@ -6,7 +6,7 @@ files. A shard is known by its stamp, which covers all that decides its bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from marin_build.artifact.context import BuildContext
@@ -24,8 +24,8 @@ from marin_build.recipe.target import Target
 SHARE = "share.json"
 """What a part has made: its sidecars, and the surveys of the files whose first bucket it had."""
 
-Ranges = list[list[Any]]
-"""[start, end, xxh3_128] of the source bytes of each shard of a file."""
+Ranges = frozenset[tuple[Any, ...]]
+"""(start, end, xxh3_128) of the source bytes of each shard of a file."""
 ALIKE = ("format", "add_bos", "add_eos", "shard_bytes")
 
 
@@ -42,29 +42,46 @@ class Donors:
             self._note(record)
 
     def take(self, file: SourceFile, bucket: int | None = None) -> tuple[Taken, bool]:
-        """Take over what there is of a file, or of one bucket of it; and whether nothing of it is left to do."""
-        taken, makers = {}, set()
-        for number, (record, sidecar) in self._offered(file, bucket):
-            self._context.check_lease()
-            names = names_of(sidecar)
-            if self._context.take(record, names) == set(names):
-                taken[number] = sidecar
-                makers.add(record.kind)
+        """Take over what is proven of a file, or what there is of one bucket of it; and whether nothing is left to do.
+
+        Whoever takes a bucket of a file proves nothing, and is believed no more than the one that it was taken from.
+        """
         if bucket is not None:
+            taken = self._take(file, [bucket], lambda record, sidecar: True)
             return taken, bucket in taken and bucket > 0  # whoever has the first bucket surveys the file
-        chain = _chain(taken, self._policy)
-        is_proven = "parts" not in makers or buckets(file, self._policy) == 1 or self._is_surveyed(file, chain)
-        return taken, bool(chain) and is_proven
+        taken = self._take(file, self._shards.get(file.name, ()), lambda *offer: self._is_proven(file, *offer))
+        return taken, bool(_chain(taken, self._policy))
 
-    def _offered(self, file: SourceFile, bucket: int | None) -> Iterator[tuple[int, tuple[Record, dict[str, Any]]]]:
-        for number, offers in self._shards.get(file.name, {}).items():
-            wanted = stamp(self._policy, file, number) if bucket in (None, number) else None
-            yield from ((number, offer) for offer in offers if offer[1]["stamp"] == wanted)
+    def take_range(self, file: SourceFile, number: int, source: Mapping[str, Any], last: bool) -> dict[str, Any] | None:
+        """Take over the shard of a range of a file that was surveyed just now; its sidecar, or None."""
 
-    def _is_surveyed(self, file: SourceFile, chain: Sequence[dict[str, Any]]) -> bool:
-        """Whether parts that worked on ranges of a file saw the bytes that the survey of the whole file saw."""
-        seen = [[s["source"]["start"], s["source"]["end"], s["source"]["xxh3_128"]] for s in chain]
-        return self._surveys.get((file.name, file.digest)) == seen
+        def agrees(record: Record, sidecar: Mapping[str, Any]) -> bool:
+            return sidecar["source"] == source and sidecar["last"] == last
+
+        return self._take(file, [number], agrees).get(number)
+
+    def _take(self, file: SourceFile, numbers: Iterable[int], believed: Callable[..., bool]) -> dict[int, Any]:
+        taken = {}
+        for number in numbers:
+            wanted = stamp(self._policy, file, number)
+            for record, sidecar in self._shards.get(file.name, {}).get(number, ()):
+                if sidecar["stamp"] != wanted or not believed(record, sidecar):
+                    continue
+                self._context.check_lease()
+                names = names_of(sidecar)
+                if self._context.take(record, names) == set(names):
+                    taken[number] = sidecar
+                    break
+        return taken
+
+    def _is_proven(self, file: SourceFile, record: Record, sidecar: Mapping[str, Any]) -> bool:
+        """Whether a shard was made from the bytes that the file has to have: a part that worked on ranges of a file
+        saw no more than those, so they have to be what the survey of the whole file saw there.
+        """
+        if record.kind != "parts" or buckets(file, self._policy) == 1:
+            return True
+        seen = tuple(sidecar["source"][key] for key in ("start", "end", "xxh3_128"))
+        return seen in self._surveys.get((file.name, file.digest), ())
 
     # ---- who has what ----
 
@@ -90,15 +107,17 @@ class Donors:
         try:
             listed = parse_object(self._context.read(record, SHARE if record.kind == "parts" else LEDGER))
             sidecars = [checked_sidecar(entry) for entry in listed["shards"]]
-            surveys = [(entry["file"], entry["xxh3_128"], entry["ranges"]) for entry in listed.get("surveys", ())]
+            surveys = {
+                (entry["file"], entry["xxh3_128"]): frozenset(map(tuple, entry["ranges"]))
+                for entry in listed.get("surveys", ())
+            }
         except (MarinError, ValueError, KeyError, TypeError) as error:
             self._context.logger.warning("%s has no shards to give: %s", record.target, error)
             return
         for sidecar in sidecars:
             offers = self._shards.setdefault(sidecar["source"]["file"], {}).setdefault(sidecar["number"], [])
             offers.append((record, sidecar))
-        for name, digest, ranges in surveys:
-            self._surveys[name, digest] = ranges
+        self._surveys |= surveys
 
 
 def _chain(taken: Taken, policy: Policy) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from marin_build.data.crew import Crew, Ended, Failed, Key
 from marin_build.data.donors import Donors
 from marin_build.data.durable import commit
 from marin_build.data.ledger import ContentDigest, names_of, rejections_of, write_sidecar
-from marin_build.data.part import Assignment, bad_count, bad_documents
+from marin_build.data.part import Assignment, bad_count, bad_documents, source_of
 from marin_build.data.progress import Progress
 from marin_build.data.sources import SourceFile
 from marin_build.data.workshop import (
@@ -155,9 +155,7 @@ class Foreman:
                 self._commit(message)
                 self._states[key[0]].sidecars[message.sidecar["number"]] = message.sidecar
             case Cut():
-                self._states[key[0]].shards = len(message.ranges)
-                for part in message.ranges:
-                    heapq.heappush(self._waiting, ((key[0], part.number), part))
+                self._divide(key[0], message.ranges)
             case Surveyed():
                 self.surveys[message.file] = message.ranges
             case Complete():
@@ -166,6 +164,20 @@ class Foreman:
                 self._running.discard(key)
         if isinstance(message, Failed) and (self._failure is None or key < self._failure[0]):
             self._failure = key, message.error
+
+    def _divide(self, number: int, ranges: Sequence[FileRange]) -> None:
+        """The ranges of a file that was surveyed: what others have made of these very bytes is taken over."""
+        state = self._states[number]
+        state.shards = len(ranges)
+        for part in ranges:
+            source = source_of(part.file, part.start, part.end, part.digest)
+            known = part.number in part.taken
+            if not known and (sidecar := self._donors.take_range(part.file, part.number, source, part.last)):
+                state.sidecars[part.number] = sidecar
+                self.shared += 1
+                self._progress.add(*_size_of([sidecar]), True)
+            else:
+                heapq.heappush(self._waiting, ((number, part.number), part))
 
     def _commit(self, message: Made) -> None:
         if message.kept:

@@ -175,6 +175,45 @@ def test_parts_of_a_file_that_changed_meanwhile_are_not_believed(place, caplog):
     assert b"snails" not in b"".join(path.read_bytes() for path in Path("artifacts", target).glob("*.arrow"))
 
 
+@pytest.mark.parametrize("surveying_part_is_there", [True, False])
+def test_parts_that_read_a_raw_file_while_it_was_damaged_are_not_believed(place, alone, surveying_part_is_there):
+    target = write_recipe("notes")
+    raw = Path("artifacts", RAW, "b.jsonl")
+    good = raw.read_bytes()
+    raw.write_bytes(good.replace(b"whales", b"snails"))
+    assert build(part(target, 0, 2)) == 0, "it has only some ranges of the file, and cannot know"
+    raw.write_bytes(good)
+    if surveying_part_is_there:
+        assert build(part(target, 1, 2)) == 0
+    assert build(target) == 0
+    assert record_of(target).digest == alone
+    assert 0 < shards_of(target)[2] < 18
+
+
+def test_what_was_taken_over_without_proof_is_not_believed_once_its_part_is_gone(place, alone, monkeypatch):
+    from marin_build.data import foreman
+
+    target = write_recipe("notes")
+    raw = Path("artifacts", RAW, "b.jsonl")
+    good = raw.read_bytes()
+    raw.write_bytes(good.replace(b"whales", b"snails"))
+    assert build(part(target, 0, 2)) == 0
+    raw.write_bytes(good)
+    assert build(part(target, 1, 2)) == 0
+
+    def interrupted(path):
+        raise KeyboardInterrupt
+
+    usual = foreman.commit
+    monkeypatch.setattr(foreman, "commit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        build(target)
+    monkeypatch.setattr(foreman, "commit", usual)
+    shutil.rmtree("artifacts/parts")
+    assert build(target) == 0
+    assert record_of(target).digest == alone
+
+
 def test_with_a_budget_the_set_is_that_of_one_job_and_parts_make_little_that_is_not_needed(place):
     for number in range(30):
         Path(f"texts/e{number:02d}.jsonl").write_text(lines(100 + number, 20))
