@@ -160,6 +160,11 @@ def current_actor() -> Actor | None:
     return getattr(_here, "actor", None)
 
 
+def is_modelled() -> bool:
+    """False in threads of libraries that know nothing of a schedule."""
+    return current_actor() is not None or hasattr(_here, "run")
+
+
 def current_run() -> Run:
     """The schedule that this code runs in, or after."""
     actor = current_actor()

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from typing import Any
 
-from explorer import LONG_SECONDS, Actor, attributes_replaced, current_actor, current_run, outside
+from explorer import LONG_SECONDS, Actor, attributes_replaced, current_actor, current_run, is_modelled, outside
 
 from marin_build.artifact import (
     attempt_log,
@@ -90,7 +90,12 @@ def _start(self: Lease) -> None:
         actor.run.add_background(actor.process, f"{actor.name}♥", self._beat_until_ended)
 
 
+_real_time, _real_clock, _real_sleep, _real_gmtime = time.time, time.monotonic, time.sleep, time.gmtime
+
+
 def _clock() -> float:
+    if not is_modelled():
+        return _real_clock()
     actor = current_actor()
     clock = current_run().clock
     if actor:
@@ -98,8 +103,14 @@ def _clock() -> float:
     return clock
 
 
+def _time() -> float:
+    return _clock() if is_modelled() else _real_time()
+
+
 def _sleep(seconds: float) -> None:
     """Sleep until something changed that is worth looking at, or time has passed."""
+    if not is_modelled():
+        return _real_sleep(seconds)
     actor = current_actor()
     if actor is None:
         current_run().clock += LONG_SECONDS
@@ -110,10 +121,9 @@ def _sleep(seconds: float) -> None:
     actor.pause("has waited", lambda: wake() or actor.run.clock != since)
 
 
-_real_gmtime = time.gmtime
-
-
 def _gmtime(seconds: float | None = None) -> time.struct_time:
+    if seconds is None and not is_modelled():
+        return _real_gmtime()
     return _real_gmtime(1.7e9 + current_run().clock if seconds is None else seconds)
 
 
@@ -299,7 +309,7 @@ SUMMARISED: tuple[tuple[Any, str], ...] = (
 def modelled(book: RecipeBook) -> AbstractContextManager[None]:
     """While entered, the protocol runs on the model of a machine, with the recipes of `book` already loaded."""
     return attributes_replaced(
-        (time, "time", _clock),
+        (time, "time", _time),
         (time, "monotonic", _clock),
         (time, "sleep", _sleep),
         (time, "gmtime", _gmtime),

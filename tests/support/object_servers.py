@@ -38,6 +38,7 @@ def _free_port() -> int:
 
 @contextlib.contextmanager
 def _serving(command: list[str], url: str) -> Iterator[None]:
+    import fsspec.asyn
     import gcsfs
     import s3fs
 
@@ -48,6 +49,7 @@ def _serving(command: list[str], url: str) -> Iterator[None]:
             assert process.poll() is None, f"{command[0]} ended with code {process.returncode}"
             assert time.monotonic() < until, f"no answer from {url}"
             time.sleep(0.05)
+        fsspec.asyn.reset_after_fork()  # a thread of its own; the one that was there may have ended with other tests
         for kind in (gcsfs.GCSFileSystem, s3fs.S3FileSystem):  # those of this process may know an earlier server
             kind.clear_instance_cache()
         yield
