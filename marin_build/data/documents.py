@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from io import BytesIO
 from reprlib import repr as _short
 from typing import Any
 
@@ -99,15 +100,14 @@ def lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
     """Lines with their `\\n`, in time linear in the length of the longest."""
     pieces: list[bytes] = []
     for chunk in chunks:
-        first, newline, rest = chunk.partition(b"\n")
-        pieces.append(first + newline)
-        if not newline:
+        complete = BytesIO(chunk).readlines()
+        rest = [complete.pop()] if complete and not complete[-1].endswith(b"\n") else []
+        if not complete:
+            pieces += rest
             continue
-        yield b"".join(pieces)
-        *complete, last = rest.split(b"\n")
-        for line in complete:
-            yield line + b"\n"
-        pieces = [last]
+        complete[0] = b"".join([*pieces, complete[0]])
+        yield from complete
+        pieces = rest
     if line := b"".join(pieces):
         yield line
 
@@ -209,10 +209,11 @@ def checked_text(value: object, at: int, key: str | None) -> str | Rejection:
         return Rejection(at, "null", f"{name} is null")
     if not isinstance(value, str):
         return Rejection(at, "not_text", f"{name} is a {type(value).__name__}: {_short(value)}")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        return Rejection(at, "lone_surrogate", f"{name} holds {value[error.start]!r}, half of a character")
+    if not value.isascii():  # which costs nothing, and most texts are
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            return Rejection(at, "lone_surrogate", f"{name} holds {value[error.start]!r}, half of a character")
     return value or Rejection(at, "empty", f"{name} is empty")
 
 

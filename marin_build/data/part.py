@@ -216,7 +216,9 @@ def identity(document: Document) -> bytes:
 
 
 def text_bytes(document: Document) -> int:
-    return len(document.encode()) if isinstance(document, str) else document.text_bytes
+    if isinstance(document, str):
+        return len(document) if document.isascii() else len(document.encode())
+    return document.text_bytes
 
 
 def source_of(file: SourceFile, start: int, end: int, digest: str) -> dict[str, Any]:
