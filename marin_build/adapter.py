@@ -333,9 +333,14 @@ class Build:
         due = [status for target, status in self._statuses.items() if record(target) in jobs]
         foreign = [s for s in due if not workflow.persistence.external_jobids(jobs[record(s.target)])]
         owners = {status.target: status.owner for status in foreign if status.owner is not None}
+        shared = [part for part in chain(*self._shares.values()) if record(part) in jobs]
+        owners |= shares.builders(
+            self._store, [p for p in shared if not workflow.persistence.external_jobids(jobs[record(p)])]
+        )
         if (text := refusals.leased(owners)) and not self._settings.wait:
             for target in self._plan.forced:
-                forced.clear(target, self._run)
+                for member in (target, *self._shares.get(target, ())):
+                    forced.clear(member, self._run)
             raise AdapterError(text)
 
     def _show_logs(self) -> None:

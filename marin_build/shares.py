@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from marin_build.artifact.lease import holder
+from marin_build.artifact.owner import Owner
 from marin_build.artifact.record import read_record
 from marin_build.artifact.store import Store
 from marin_build.errors import DamageError
@@ -34,6 +37,13 @@ def missing(store: Store, book: RecipeBook, of: Target, parts: int, *, forced: b
     with ThreadPoolExecutor(store.parallel) as pool:
         found = list(pool.map(lambda part: _is_there(store, book, part), every))
     return [part for part, is_there in zip(every, found, strict=True) if not is_there]
+
+
+def builders(store: Store, parts: Sequence[Target]) -> dict[Target, Owner]:
+    """Which of these parts somebody is building now, and who."""
+    with ThreadPoolExecutor(store.parallel) as pool:
+        found = zip(parts, pool.map(lambda part: holder(store, part), parts), strict=True)
+        return {part: owner for part, owner in found if owner is not None}
 
 
 def _is_there(store: Store, book: RecipeBook, part: Target) -> bool:

@@ -103,3 +103,19 @@ def test_parts_of_an_edited_recipe_are_made_anew(repository):
     assert found.code == 0, found.text
     assert jobs(found, "tokenize_part") == 3
     assert repository.record(TOKENS).provenance["shards_made"] == 0
+
+
+@pytest.mark.row(12)
+def test_a_second_clone_of_one_prefix_refuses_while_a_part_is_being_made(repository, gate, tmp_path, new_repository):
+    assert repository.snakemake(RAW, BYTES).code == 0
+    run = repository.start(TOKENS, *THREE, **gate.environment(WAIT_IN="parts"))
+    gate.wait_for("parts", run)
+    other = new_repository(tmp_path / "clone")
+    refused = other.snakemake(TOKENS, *THREE, f"prefix={repository.folder}/artifacts")
+    assert refused.code == 1
+    assert "somebody else is building what would run" in refused.text
+    assert "parts/play/0000" in refused.text
+    assert "localrule" not in refused.text, "no job was started"
+    gate.open()
+    run.communicate(timeout=120)
+    assert run.returncode == 0
