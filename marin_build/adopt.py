@@ -63,7 +63,7 @@ def adopt(
     entries = _hashed(files, names, logger)
     draft = _draft(book, target, place, entries, dependencies)
     recipe, fingerprint = book.load(target), book.fingerprint(target)
-    adopted = Adopted(target, recipe, fingerprint, store.fetch(draft), names, dependencies, place)
+    adopted = Adopted(target, recipe, fingerprint, store.fetch(draft), names, dependencies, place, store.fetch)
     try:
         content: BuildResult = import_module(BUILDERS[target.kind]).check_adopted(adopted)
     except DamageError as error:
@@ -180,7 +180,13 @@ def _completed(
     digest = content.digest or root_digest([entry for entry in files if not entry.get("outside_digest")])
     found = {
         **provenance.circumstances(book.folder, list(command)),
-        "adopted": {"reason": reason, "user": user(), "host": socket.gethostname(), "time": now()},
+        "adopted": {
+            "reason": reason,
+            "user": user(),
+            "host": socket.gethostname(),
+            "time": now(),
+            **content.details,
+        },
         "finished": now(),
         **more,
     }

@@ -211,6 +211,8 @@ def adopt(options: argparse.Namespace) -> int:
     target, command = place.existing(options.target), [sys.argv[0], *options.arguments]
     record = adopt_files(place.store, place.book, place.settings, options.source, target, options.reason, command)
     print(printable(f"adopted {target}: {len(record.files):,} files in {record.external}, digest {record.digest}"))
+    for claim in record.provenance["adopted"].get("unproven", ()):
+        print(printable(f"  not proven: {claim}"))
     return 0
 
 

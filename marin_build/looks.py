@@ -128,6 +128,8 @@ def show_record(record: Record, place: str, status: Status | None) -> None:
         facts.add_row("made from" if entry in record.dependencies else "measured on", shown(entry_target(entry)))
     for key, value in record.provenance.items():
         facts.add_row(shown(key), shown(_short(key, value)))
+    for claim in record.provenance.get("adopted", {}).get("unproven", ()):
+        facts.add_row("not proven", shown(claim))
     for entry in record.lost:
         facts.add_row("lost", shown(f"{entry['path']} ({entry['problem']}, noted {entry['noted']})"))
     for entry in record.accepted:
@@ -238,6 +240,8 @@ def _short(key: str, value: Any) -> str:
         text = shlex.join(value)
     elif key == "code":
         text = f"digest {value['digest']}, {len(value['modules'])} modules"
+    elif key == "adopted":
+        text = ", ".join(f"{name} {value[name]}" for name in ("reason", "user", "host", "time") if name in value)
     elif key == "attempts":
         text = ", ".join(attempt["id"] for attempt in value)
     elif isinstance(value, dict):

@@ -134,6 +134,14 @@ class Conditions(TypedDict):
     execution: dict[str, Any]
 
 
+class AdoptedBody(TypedDict, total=False):
+    reason: str
+    user: str
+    host: str
+    time: str
+    unproven: list[str]
+
+
 class Provenance(TypedDict, total=False):
     attempt: str | None
     token: Count
@@ -143,6 +151,7 @@ class Provenance(TypedDict, total=False):
     command: list[str]
     packages: dict[str, str]
     code: Code
+    adopted: AdoptedBody
     attempts: list[Brief]
     conditions: list[Conditions]
 

@@ -82,6 +82,8 @@ class Adopted:
     """By target as written in the recipe."""
     place: str
     """Where they lie, for messages."""
+    fetch: Callable[[Record], Path]
+    """`fetch(record)`: a local folder with the files of a dependency."""
 
     def refused(self, problem: object) -> RequestError:
         return RequestError(f"{self.target}: {self.place} cannot be adopted: {problem}")

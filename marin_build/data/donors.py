@@ -100,6 +100,7 @@ class Donors:
         tokenizer = self._context.dependencies[self._recipe.tokenizer].record["digest"]
         mine = identity_body(self._recipe)
         same = all(record.recipe.get(key) == mine.get(key) for key in ALIKE)
+        same = same and LEDGER in record.content_by_path  # a cache of others that was adopted has none
         return same and any(entry["digest"] == tokenizer for entry in record.dependencies)
 
     def _note(self, record: Record) -> None:

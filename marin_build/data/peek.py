@@ -19,6 +19,7 @@ import numpy as np
 
 from marin_build.artifact.record import Record, entry_target, read_record
 from marin_build.artifact.store import Store
+from marin_build.data.foreign_cache import CacheFile, recorded_ledger, shard_of
 from marin_build.data.mixture import Mixture
 from marin_build.data.shards import LEDGER, Shard, read_ledger
 from marin_build.data.vocabulary import TOKENIZER, Tokens, read_tokens
@@ -84,11 +85,13 @@ class PeekedSet:
 
     def __init__(self, store: Store, target: Target) -> None:
         self._store, self._record = store, finished(store, target)
-        self.target, self.ledger = target, read_ledger(self._bring(LEDGER).parent)
+        self.target = target
+        self.ledger = recorded_ledger(self._record.to_dict()) or read_ledger(self._bring(LEDGER).parent)
         shards = self.ledger["shards"]
         self._first_documents = [0, *accumulate(shard["documents"] for shard in shards)]
         self._first_tokens = [0, *accumulate(shard["tokens"] for shard in shards)]
         self._shards: dict[int, Shard] = {}
+        self._files: dict[Path, CacheFile] = {}
 
     @property
     def documents(self) -> int:
@@ -100,11 +103,12 @@ class PeekedSet:
 
     def first_document(self, shard: str) -> int:
         """The first document of a shard, given by its number or its file."""
-        names = [entry["file"] for entry in self.ledger["shards"]]
+        files = [entry["file"] for entry in self.ledger["shards"]]
+        names = list(dict.fromkeys(files))
         if shard not in names and not (shard.isascii() and shard.isdecimal() and int(shard) < len(names)):
             some = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
             raise RequestError(f"{self.target} has no shard {shard!r}: it has 0 to {len(names) - 1}: {some}")
-        return self._first_documents[names.index(shard) if shard in names else int(shard)]
+        return self._first_documents[files.index(shard if shard in names else names[int(shard)])]
 
     def document(self, number: int) -> tuple[np.ndarray, np.ndarray | None, Mapping[str, Any]]:
         """Ids [T] of a document, which of them are trained on [T] (None: all), and where it is."""
@@ -112,7 +116,8 @@ class PeekedSet:
         inside = number - self._first_documents[index]
         shard = self._shard(index)
         start, end = shard.offsets[inside : inside + 2].tolist()
-        facts = {"document": number, "shard": shard.path.name, "document_of_shard": inside}
+        name = self.ledger["shards"][index]["file"]
+        facts = {"document": number, "shard": name, "document_of_shard": number - self.first_document(name)}
         return shard.ids[start:end], _trained(shard, start, end), facts
 
     def parts(self, start: int, end: int) -> Iterator[Part]:
@@ -131,7 +136,7 @@ class PeekedSet:
     def _shard(self, index: int) -> Shard:
         if index not in self._shards:
             entry = self.ledger["shards"][index]
-            self._shards[index] = Shard(self._bring(entry["file"]), entry["tokens"], entry["documents"])
+            self._shards[index] = shard_of(self._bring(entry["file"]), entry, self._files)
         return self._shards[index]
 
     def _bring(self, name: str) -> Path:
@@ -201,7 +206,7 @@ def documents(
         ids, trained, facts = found.document(document)
         counted = None if trained is None else int(trained.sum())
         read.append(Row(facts, len(ids), tuple(_shortened(vocabulary, ids, trained, full)), counted))
-    shards = len(found.ledger["shards"])
+    shards = len({entry["file"] for entry in found.ledger["shards"]})
     return read, {"documents": found.documents, "tokens": found.tokens, "shards": shards}
 
 

@@ -9,12 +9,13 @@ from typing import Any
 from marin_build.artifact.context import BuildContext
 from marin_build.artifact.proof import Finding, Made, Sample
 from marin_build.data.durable import commit, remove
+from marin_build.data.foreign_cache import recorded_ledger
 from marin_build.data.ledger import shard_file, sidecar_of, write_sidecar
 from marin_build.data.shards import LEDGER, read_ledger
 from marin_build.data.sources import SourceFile, source_files
 from marin_build.data.tokenize import make_assignment, open_tokenizer
 from marin_build.data.workshop import Workshop
-from marin_build.errors import Stopped
+from marin_build.errors import RequestError, Stopped
 from marin_build.recipe.schema import TokenizedRecipe
 
 
@@ -31,6 +32,11 @@ def remake(context: BuildContext, made: Made, sample: Sample) -> Finding:
     """Make shards and their sidecars again, which say what is in them and of which bytes they are made."""
     recipe = context.recipe
     assert isinstance(recipe, TokenizedRecipe)
+    if recorded_ledger(made.record.to_dict()) is not None:
+        raise RequestError(
+            f"{context.target} cannot be made again and compared: it was adopted as others had made it, and nothing\n"
+            f"  says how; whether its bytes are those adopted: marin-build verify --full {context.target}"
+        )
     made.check([LEDGER])
     places = _places(read_ledger(made.folder)["shards"], recipe.shard_bytes)
     chosen = sample.choose(places)

@@ -84,7 +84,7 @@ def _as_arrow(values: np.ndarray) -> pyarrow.Array:
     )
 
 
-def _as_numpy(values: pyarrow.Array) -> np.ndarray:
+def as_numpy(values: pyarrow.Array) -> np.ndarray:
     """The same memory, read-only; `to_numpy` would import pandas, too."""
     if values.null_count:
         raise pyarrow.ArrowInvalid(f"it holds {values.null_count:,} nulls")
@@ -143,7 +143,7 @@ class Shard:
         column = batch.column(name)
         if not pyarrow.types.is_list(column.type) or column.type.value_type not in types or column.null_count:
             raise DamageError(f"shard {self.path} holds {shortened(str(column.type), 80)} and not lists of {name}")
-        return _as_numpy(column.values), _as_numpy(column.offsets)
+        return as_numpy(column.values), as_numpy(column.offsets)
 
     def _mask(self, batch: pyarrow.RecordBatch, offsets: np.ndarray) -> np.ndarray:
         mask, mask_offsets = self._column(batch, LOSS_MASK, MASK_TYPES)
@@ -171,7 +171,7 @@ class TokenizedSet:
         folder = Path(folder)
         ledger = read_ledger(folder)
         for shard in ledger["shards"]:
-            _check_size(folder / shard["file"], shard["bytes"])
+            check_size(folder / shard["file"], shard["bytes"])
         shards = [Shard(folder / shard["file"], shard["tokens"], shard["documents"]) for shard in ledger["shards"]]
         return cls(folder, shards, ledger)
 
@@ -204,21 +204,21 @@ class _Shard(TypedDict):
     bytes: Count
 
 
-class _Totals(TypedDict):
+class LedgerTotals(TypedDict):
     documents: Count
     tokens: Count
     trained_tokens: NotRequired[Count]
 
 
-class _Tokenizer(TypedDict):
+class LedgerTokenizer(TypedDict):
     vocabulary_size: Annotated[int, Field(ge=1, lt=1 << 31)]
 
 
 class _Ledger(TypedDict):
     format: int
     shards: list[_Shard]
-    totals: _Totals
-    tokenizer: _Tokenizer
+    totals: LedgerTotals
+    tokenizer: LedgerTokenizer
 
 
 _ledger_form = TypeAdapter(_Ledger)
@@ -240,7 +240,7 @@ def read_ledger(folder: Path) -> dict[str, Any]:
     return ledger
 
 
-def _check_size(path: Path, expected_bytes: int) -> None:
+def check_size(path: Path, expected_bytes: int) -> None:
     seen = path.stat().st_size if path.is_file() else None
     if seen != expected_bytes:
         what = "is missing" if seen is None else f"has {seen:,} bytes instead of {expected_bytes:,}"

@@ -12,6 +12,7 @@ from typing import Any
 from marin_build.artifact.context import Adopted, BuildContext, BuildResult, Dependency
 from marin_build.artifact.digest import hash_bytes
 from marin_build.artifact.store import TEMPORARY
+from marin_build.data.cache_adoption import check_cache
 from marin_build.data.chat_template import load_chat_template, template_digest, template_files
 from marin_build.data.crew import cores, make_crew
 from marin_build.data.documents import can_be_cut
@@ -277,16 +278,16 @@ def _mask_metrics(totals: dict[str, int]) -> dict[str, float | int]:
 
 
 def check_adopted(adopted: Adopted) -> BuildResult:
-    """A token set with its ledger, of the tokenizer and the policy of the recipe, whose shards open."""
+    """A token set with its ledger, of the tokenizer and the policy of the recipe, whose shards open; or without one a
+    cache of others."""
     recipe = adopted.recipe
     assert isinstance(recipe, TokenizedRecipe)
+    tokenizer = adopted.dependencies[recipe.tokenizer]
     if LEDGER not in adopted.files:
-        raise adopted.refused(
-            f"it has no {LEDGER}, which names the tokenizer, the shards and their order; a folder of `datasets` has\n"
-            "  none of this: adopt its text as raw/…, and build the token set from that"
-        )
+        dependency = Dependency(tokenizer.target, adopted.fetch(tokenizer), tokenizer.to_dict())
+        return check_cache(adopted, open_tokenizer(dependency))
     token_set = TokenizedSet.open(adopted.folder)
-    ledger, tokenizer = token_set.ledger, adopted.dependencies[recipe.tokenizer]
+    ledger = token_set.ledger
     used = {entry["path"]: entry["xxh3_128"] for entry in tokenizer.files}
     policy = ledger.get("policy", {})
     seen = {

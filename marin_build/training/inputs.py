@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from marin_build.artifact.context import BuildContext, Dependency
+from marin_build.data.foreign_cache import open_set
 from marin_build.data.held_out import sign_of_held_out
 from marin_build.data.loader import TrainingLoader, ValidationLoader
 from marin_build.data.shards import TokenizedSet
@@ -88,7 +89,7 @@ def _check_vocabulary(recipe: CheckpointRecipe, tokenizer: LoadedTokenizer) -> N
 def _open(context: BuildContext, recipe: CheckpointRecipe, field: str, target: str) -> TokenizedSet:
     dependency = context.dependencies[target]
     _check_tokenizer(recipe, context.dependencies[recipe.data.tokenizer], field, dependency)
-    token_set = TokenizedSet.open(dependency.folder)
+    token_set = open_set(dependency.folder, dependency.record)
     if token_set.vocab_size > recipe.model.vocab_size:
         raise RequestError(
             f"{field}: {target} has ids up to {token_set.vocab_size - 1}, "

@@ -173,7 +173,10 @@ def test_what_is_not_what_the_recipe_says(world: TornWorld, capsys: pytest.Captu
     assert "add_eos of its recipe is False, its ledger.json says True" in refusal(capsys, tokens, HELD_OUT)
     world.edit(HELD_OUT, "add_eos: false", "add_eos: true")
     (tokens / "ledger.json").rename(tokens / "aside.json")
-    assert "it has no ledger.json" in refusal(capsys, tokens, HELD_OUT)
+    state = (tokens / "state.json").read_text()
+    (tokens / "state.json").write_text("[]")
+    assert "its state.json is not as `datasets` writes it" in refusal(capsys, tokens, HELD_OUT)
+    (tokens / "state.json").write_text(state)
     (tokens / "aside.json").rename(tokens / "ledger.json")
     assert adopt(tokens, HELD_OUT) == 0
     world.edit(MODEL, "seed: 0", "seed: 1")

@@ -399,6 +399,7 @@ def test_no_shard_is_taken_over_from_a_set_of_the_other_tokenizer(workbench):
             kind="tokenized",
             recipe={"format": identity_of(FORMAT), "add_bos": False, "add_eos": False, "shard_bytes": 150},
             dependencies=[{"digest": tokenizer.record["digest"]}],
+            content_by_path={"ledger.json": {}},
         )
 
         def take(record, names, into=workbench.folder / name):
@@ -485,6 +486,7 @@ def test_a_chat_set_that_lies_somewhere_is_adopted_with_the_template_that_made_i
             files=[path.name for path in folder.iterdir()],
             dependencies={recipe.tokenizer: SimpleNamespace(files=used.record["files"])},
             place="there",
+            fetch=lambda record: folder,
         )
         if used is tokenizer:
             assert tokenize.check_adopted(adopted).metrics == made.metrics
