@@ -182,7 +182,7 @@ def sweep_unfinished(folder: Path) -> None:
     remove(folder / LEDGER)
 
 
-def _sweep_unneeded(folder: Path, files: list[SourceFile], sidecars: list[dict[str, Any]]) -> None:
+def sweep_unneeded(folder: Path, files: list[SourceFile], sidecars: list[dict[str, Any]]) -> None:
     """Remove shards of these files that are not in the set: workers run ahead of a token budget."""
     needed = {name for sidecar in sidecars for name in names_of(sidecar)}
     stems = {shard_stem(file.name) for file in files}
@@ -207,7 +207,7 @@ def _finish(
         raise RequestError(f"{context.target}: the source has no document with text ({len(files):,} files)")
     _check_count(context, len(foreman.sidecars))
     context.check_lease()
-    _sweep_unneeded(context.folder, files, foreman.sidecars)
+    sweep_unneeded(context.folder, files, foreman.sidecars)
     ledger = write_ledger(
         context.folder, foreman.sidecars, foreman.content.hexdigest(), _facts(recipe, tokenizer, files, foreman)
     )

@@ -30,8 +30,10 @@ from marin_build.data.tokenize import (
     make_assignment,
     ordered,
     sweep_unfinished,
+    sweep_unneeded,
 )
 from marin_build.data.workshop import buckets
+from marin_build.errors import DamageError, RequestError
 from marin_build.recipe.schema import PartRecipe, TokenBudget, TokenizedRecipe
 from marin_build.recipe.sources import FilesSource
 from marin_build.recipe.target import parse_target
@@ -46,7 +48,7 @@ def build(context: BuildContext) -> BuildResult:
     """Make or complete a share of the shards in `context.folder`.
 
     Raises:
-        RequestError: an unusable source, or too many unusable documents in this share alone.
+        RequestError: an unusable source, or too many unusable documents in this share alone, without a token budget.
         DamageError: a dependency is not what its record says.
         Stopped: a signal came; finished shards are kept.
         MarinError: the disk is full or fails, or a worker died.
@@ -65,10 +67,20 @@ def build(context: BuildContext) -> BuildResult:
         with Progress(context.logger, "tokenizing", sum(_size(piece, policy) for piece in pieces)) as progress:
             is_needed = _is_needed(files, pieces, policy, recipe.token_budget)
             foreman = Foreman(context, assignment, pieces, crew, progress, donors=donors, is_needed=is_needed)
-            foreman.run()
+            _run(context, recipe, foreman)
     finally:
         crew.close()
     return _finish(context, pieces, foreman)
+
+
+def _run(context: BuildContext, recipe: TokenizedRecipe, foreman: Foreman) -> None:
+    """Make the share; with a budget up to a source file that cannot be used, since the set may not need that one."""
+    try:
+        foreman.run()
+    except (RequestError, DamageError) as error:
+        if recipe.token_budget is None:
+            raise
+        context.logger.warning(f"the rest of this share is left to the build of the set, if that needs it: {error}")
 
 
 def _files(context: BuildContext, recipe: TokenizedRecipe) -> list[SourceFile]:
@@ -127,6 +139,7 @@ def _finish(context: BuildContext, pieces: Sequence[Piece], foreman: Foreman) ->
         "surveys": [{"file": n, "xxh3_128": digests[n], "ranges": ranges} for n, ranges in foreman.surveys.items()],
     }
     context.check_lease()
+    sweep_unneeded(context.folder, [piece.file for piece in pieces], foreman.sidecars)
     write_whole(context.folder / SHARE, json_bytes(share))
     made = [name for sidecar in foreman.sidecars for name in names_of(sidecar)]
     context.logger.info(

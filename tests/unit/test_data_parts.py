@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from marin_build.artifact.digest import hash_file
+from marin_build.artifact.digest import hash_bytes, hash_file
 from marin_build.artifact.record import read_record
 from marin_build.artifact.store import open_store
 from marin_build.cli import main
+from marin_build.data.durable import json_bytes
 from marin_build.data.ledger import ContentDigest
 from marin_build.recipe.target import parse_target
 
@@ -231,6 +232,33 @@ def test_with_a_budget_the_set_is_that_of_one_job_and_parts_make_little_that_is_
     assert record_of(target).digest == record_of(target, alone).digest
     assert shards_of(target)[0] == 0
     assert 8000 <= tokens < 8000 + (PARTS + 2) * 2000
+
+
+def unzipped(name):
+    return gzip.decompress(Path("texts", name).read_bytes())
+
+
+@pytest.mark.parametrize("harm", [b"{broken\n" * 9, b"cut off"])
+def test_a_file_that_the_budget_does_not_need_may_be_unusable(place, harm):
+    for number in range(12):
+        Path(f"texts/e{number:02d}.jsonl.gz").write_bytes(gzip.compress(lines(100 + number, 20).encode()))
+    source = "{type: files, paths: [texts/e*], digest: unresolved}"
+    order = [f"e{number:02d}.jsonl.gz" for number in range(12)]
+    order.sort(key=lambda name: hash_bytes(json_bytes([3, name])))
+    texts = [json.loads(line)["text"] for name in order[:6] for line in unzipped(name).splitlines()]
+    target = write_recipe("budget", source, budget=f"{{tokens: {sum(len(text) + 2 for text in texts)}, seed: 3}}")
+    for name in order[6:]:
+        path = Path("texts", name)
+        path.write_bytes(gzip.compress(harm) if harm[:1] == b"{" else path.read_bytes()[:-20])
+    assert main(["pin", target]) == 0
+    for number in range(PARTS):
+        assert build(part(target, number)) == 0
+        assert main(["verify", "--full", part(target, number)]) == 0
+    assert build(target) == 0
+    first = {
+        shard["source"]["file"] for shard in json.loads(Path("artifacts", target, "ledger.json").read_text())["shards"]
+    }
+    assert first <= set(order[:6])
 
 
 def test_a_later_version_with_a_larger_budget_takes_over_what_is_there(place):
