@@ -26,6 +26,9 @@ from tempfile import TemporaryDirectory
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = "tokenizers/bytes/2026.06.28"
 LARGEST = "checkpoints/dclm_1b_1x/2026.06.28"
+SHARED = "tokenized/llama3/dclm_1b_1x/dclm_baseline/2026.06.28"
+PARTS = (1, 200, 5000)
+"""The last must stay within 3 times the first."""
 GOAL = 1.2
 SNAKEMAKE = [sys.executable, "-m", "snakemake"]
 
@@ -85,6 +88,9 @@ def commands_to_measure(sizes: list[int], folder: Path) -> dict[str, tuple[list[
         commands[f"dry run, recipes: {size:,}"] = ([*SNAKEMAKE, "-n", "-f", TARGET], place)
         commands[f"nothing to do, recipes: {size:,}"] = ([*SNAKEMAKE, TARGET], place)
     commands["dry run of the largest recipe in the tree"] = ([*SNAKEMAKE, "-n", LARGEST], ROOT)
+    for parts in PARTS:
+        plan = [*SNAKEMAKE, "-n", SHARED, "--config", f"tokenize_parts={parts}"]
+        commands[f"dry run of a token set in parts: {parts:,}"] = (plan, ROOT)
     return commands
 
 
