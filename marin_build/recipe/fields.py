@@ -100,4 +100,4 @@ RelativeGlob = Annotated[
 class Model(BaseModel):
     """Base of every schema: frozen, and an unknown key is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=(), defer_build=True)
