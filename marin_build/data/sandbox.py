@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
 from typing import Any, ClassVar
 
 import jinja2
@@ -37,7 +38,9 @@ USED_FILTERS = frozenset(
     | {"last", "length", "list", "lower", "map", "max", "min", "reject", "rejectattr", "reverse", "round", "safe"}
     | {"select", "selectattr", "sort", "string", "title", "trim", "unique", "upper"}
 )
-COUNTED, CONCATENATED = "_counted", "_concatenated"
+TEXT_FILTERS = frozenset({"capitalize", "e", "escape", "lower", "string", "title", "trim", "upper"})
+"""Filters that make a text of whatever they are given."""
+COUNTED, CONCATENATED, WEIGHED = "_counted", "_concatenated", "_weighed"
 
 
 class Refused(jinja2.TemplateError):
@@ -50,7 +53,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols], finalize=_weighed)
         self.generation_marks = ("", "")
         """What is put before and after the text of a generation block."""
         self.steps = 0
@@ -60,7 +63,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
             "join": _join,
             COUNTED: self._counted,
             CONCATENATED: _concatenated,
+            WEIGHED: _weighed,
         }
+        self.filters |= {name: _of_bounded(FILTERS[name]) for name in TEXT_FILTERS}
         self.globals = {
             "range": self.globals["range"],
             "dict": _dictionary,
@@ -96,9 +101,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
             raise SecurityError("text is not formatted with %")
         if operator == "*" and sized:
             times = right if sized[0] is left else left
-            _check_size(len(sized[0]) * max(times, 0))
+            _check_size(_weight(sized[0]) * max(times, 0))
         elif operator == "+" and len(sized) == 2:
-            _check_size(len(left) + len(right))
+            _check_size(_weight(left) + _weight(right))
         elif operator in "**" and any(abs(value) > 1 << 64 for value in (left, right)):
             raise SecurityError("a number is too large")
         if operator == "**" and right > 64:
@@ -156,22 +161,24 @@ class _Names(Namespace):
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, given = args[0], dict(*args[1:], **kwargs)
-        for name in given:
-            _Names._check(name)
+        for name, value in given.items():
+            _Names._check(name, value)
         Namespace.__init__(self, given)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        _Names._check(name)
+        _Names._check(name, value)
         Namespace.__setitem__(self, name, value)
 
     @staticmethod
-    def _check(name: Any) -> None:
+    def _check(name: Any, value: Any) -> None:
         if not isinstance(name, str) or name.startswith("_"):
             raise SecurityError(f"a namespace has no {name!r}")
+        if isinstance(value, Namespace):
+            raise SecurityError("a namespace is put into another one")
 
 
 class _Bounds(NodeTransformer):
-    """Lets loops be counted and `~` be bounded."""
+    """Lets loops be counted, and lists and `~` be bounded."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
@@ -181,6 +188,18 @@ class _Bounds(NodeTransformer):
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
         return _filtered(nodes.List(node.nodes, lineno=node.lineno), CONCATENATED)
+
+    def visit_List(self, node: nodes.List) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(node, WEIGHED)
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(node, WEIGHED) if node.ctx == "load" else node
+
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(node, WEIGHED)
 
 
 def _filtered(node: nodes.Expr, name: str) -> nodes.Expr:
@@ -192,8 +211,44 @@ def _check_size(characters: int) -> None:
         raise SecurityError(f"the template makes a text of more than {MAX_CHARACTERS:,} characters")
 
 
+def _weight(value: Any) -> int:
+    """Characters and entries of a value, as often as they are in it: a list may hold another many times over."""
+    known: dict[int, int] = {}
+
+    def weight(value: Any) -> int:
+        if isinstance(value, str):
+            return 1 + len(value)
+        if isinstance(value, Namespace):
+            raise SecurityError("a namespace is put into a list")
+        if not isinstance(value, list | tuple | dict):
+            return 1
+        if len(value) > MAX_STEPS:
+            raise SecurityError(f"the template makes a list of more than {MAX_STEPS:,} entries")
+        if (found := known.get(id(value))) is None:
+            inner = [*value, *value.values()] if isinstance(value, dict) else value
+            found = known[id(value)] = 1 + sum(map(weight, inner))
+        return found
+
+    return weight(value)
+
+
+def _weighed(value: Any) -> Any:
+    """A value that is no more than may be written out."""
+    if isinstance(value, list | tuple | dict):
+        _check_size(_weight(value))
+    return value
+
+
+def _of_bounded(filter: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(filter)
+    def bounded(value: Any, *args: Any, **kwargs: Any) -> Any:
+        return filter(_weighed(value), *args, **kwargs)
+
+    return bounded
+
+
 def _within_bounds(parts: Iterable[Any], between: int) -> list[str]:
-    texts = [str(part) for part in parts]
+    texts = [str(_weighed(part)) for part in parts]
     _check_size(sum(map(len, texts)) + between * len(texts))
     return texts
 
@@ -222,11 +277,15 @@ def _tojson(
 ) -> str:
     if indent is not None and indent > MAX_INDENT:
         raise SecurityError(f"tojson is indented by {indent}, at most {MAX_INDENT}")
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        _weighed(value), ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _dictionary(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-    return dict(*args, **kwargs)
+    made = dict(*args, **kwargs)
+    _check_size(_weight(made))
+    return made
 
 
 def _raise_exception(message: object) -> None:

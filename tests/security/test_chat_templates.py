@@ -80,6 +80,13 @@ def test_a_template_reaches_nothing_but_its_variables(source: str):
         "{% set ns = namespace(x='x' * 99) %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
         "{% set ns = namespace(x='x' * 99) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
         "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+        "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
+        "{% set ns = namespace(x=1) %}{% for i in range(60) %}{% set ns.x = (ns.x, ns.x) %}{% endfor %}{{ ns.x }}",
+        "{% set ns = namespace(x=1) %}{% for i in range(60) %}{% set ns.x = {1: ns.x, 2: ns.x} %}{% endfor %}",
+        "{% set ns = namespace(x=1) %}{% for i in range(60) %}{% set ns.x = [ns, ns.x] %}{% endfor %}{{ ns }}",
+        "{% set ns = namespace(x=1, y=1) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}"
+        "{% set ns.y = [ns.y, ns.y] %}{% endfor %}{{ ns.x == ns.y }}",
+        "{{ range(90000)|map('default', 'x')|map('replace', 'x', 'x' * 900000)|list }}",
         "{% set ns = namespace(x='xx') %}{% for i in range(60) %}{% set ns.x = ns.x.replace('x', ns.x) %}{% endfor %}",
         "{% set ns = namespace(x='xx') %}{% for i in range(60) %}{% set ns.x = ns.x|replace('x', ns.x) %}{% endfor %}",
         "{% set ns = namespace(x='xx') %}{% for i in range(60) %}{% set ns.x = ns.x.join(ns.x) %}{% endfor %}",
