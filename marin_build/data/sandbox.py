@@ -24,6 +24,8 @@ from jinja2.visitor import NodeTransformer
 
 MAX_CHARACTERS = 1 << 26
 """Of any text that a template makes; the longest documents have about as many."""
+MAX_WRITTEN = 2 * MAX_CHARACTERS
+"""In one rendering, also into blocks and macros, of which others are then made."""
 MAX_STEPS = 1_000_000
 """Rounds of loops and calls for one conversation; a message takes about ten."""
 MAX_INDENT = 16
@@ -40,7 +42,7 @@ USED_FILTERS = frozenset(
 )
 TEXT_FILTERS = frozenset({"capitalize", "e", "escape", "lower", "string", "title", "trim", "upper"})
 """Filters that make a text of whatever they are given."""
-COUNTED, CONCATENATED, WEIGHED = "_counted", "_concatenated", "_weighed"
+COUNTED, CONCATENATED, WEIGHED, DATA = "_counted", "_concatenated", "_weighed", "_data"
 
 
 class Refused(jinja2.TemplateError):
@@ -53,10 +55,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols], finalize=_weighed)
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols], finalize=self._written
+        )
         self.generation_marks = ("", "")
         """What is put before and after the text of a generation block."""
-        self.steps = 0
+        self.steps = self.characters = 0
+        """Rounds and calls, and characters that were written, also into blocks, since a rendering began."""
         self.filters = {name: FILTERS[name] for name in USED_FILTERS} | {
             "tojson": _tojson,
             "replace": _replace,
@@ -64,6 +69,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             COUNTED: self._counted,
             CONCATENATED: _concatenated,
             WEIGHED: _weighed,
+            DATA: _data,
         }
         self.filters |= {name: _of_bounded(FILTERS[name]) for name in TEXT_FILTERS}
         self.globals = {
@@ -102,6 +108,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if operator == "*" and sized:
             times = right if sized[0] is left else left
             _check_size(_weight(sized[0]) * max(times, 0))
+            if not isinstance(sized[0], str) and len(sized[0]) * times > MAX_STEPS:
+                raise SecurityError(f"the template makes a list of more than {MAX_STEPS:,} entries")
         elif operator == "+" and len(sized) == 2:
             _check_size(_weight(left) + _weight(right))
         elif operator in "**" and any(abs(value) > 1 << 64 for value in (left, right)):
@@ -114,6 +122,14 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.steps += 1
         if self.steps > MAX_STEPS:
             raise SecurityError(f"the template takes more than {MAX_STEPS:,} steps")
+
+    def _written(self, value: Any) -> Any:
+        """A value that the template writes."""
+        value = _weighed(value)
+        self.characters += len(value) if isinstance(value, str) else 0
+        if self.characters > MAX_WRITTEN:
+            raise SecurityError(f"the template writes more than {MAX_WRITTEN:,} characters")
+        return value
 
     def _counted(self, iterable: Iterable[Any]) -> list[Any]:
         """What a loop goes through, of which every round is a step."""
@@ -132,7 +148,8 @@ def rendered(template: jinja2.Template, variables: Mapping[str, Any], marks: tup
         Refused: the template says so.
         jinja2.TemplateError, or what Python raises for a mistake: it fails, or leaves the bounds.
     """
-    template.environment.generation_marks, template.environment.steps = marks, 0  # type: ignore[attr-defined]
+    sandbox = template.environment
+    sandbox.generation_marks, sandbox.steps, sandbox.characters = marks, 0, 0  # type: ignore[attr-defined]
     pieces, size = [], 0
     for piece in template.generate(**variables):
         size += len(piece)
@@ -189,6 +206,10 @@ class _Bounds(NodeTransformer):
         self.generic_visit(node)
         return _filtered(nodes.List(node.nodes, lineno=node.lineno), CONCATENATED)
 
+    def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Node:
+        """Text of the template itself is written like all other."""
+        return _filtered(nodes.Const(node.data, lineno=node.lineno), DATA)
+
     def visit_List(self, node: nodes.List) -> nodes.Node:
         self.generic_visit(node)
         return _filtered(node, WEIGHED)
@@ -237,6 +258,12 @@ def _weighed(value: Any) -> Any:
     if isinstance(value, list | tuple | dict):
         _check_size(_weight(value))
     return value
+
+
+@jinja2.pass_context
+def _data(context: Any, text: str) -> str:
+    """The same text, at the time of writing and not of compiling."""
+    return text
 
 
 def _of_bounded(filter: Callable[..., Any]) -> Callable[..., Any]:

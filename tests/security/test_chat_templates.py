@@ -87,6 +87,9 @@ def test_a_template_reaches_nothing_but_its_variables(source: str):
         "{% set ns = namespace(x=1, y=1) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}"
         "{% set ns.y = [ns.y, ns.y] %}{% endfor %}{{ ns.x == ns.y }}",
         "{{ range(90000)|map('default', 'x')|map('replace', 'x', 'x' * 900000)|list }}",
+        "{% set ns = namespace(x='x' * 99) %}{% for i in range(60) %}{% set x %}{{ ns.x }}{{ ns.x }}{% endset %}"
+        "{% set ns.x = x %}{% endfor %}",
+        "{% set x %}{% for i in range(9000) %}" + "x" * 9000 + "{% endfor %}{% endset %}",
         "{% set ns = namespace(x='xx') %}{% for i in range(60) %}{% set ns.x = ns.x.replace('x', ns.x) %}{% endfor %}",
         "{% set ns = namespace(x='xx') %}{% for i in range(60) %}{% set ns.x = ns.x|replace('x', ns.x) %}{% endfor %}",
         "{% set ns = namespace(x='xx') %}{% for i in range(60) %}{% set ns.x = ns.x.join(ns.x) %}{% endfor %}",
@@ -103,6 +106,7 @@ def test_a_template_reaches_nothing_but_its_variables(source: str):
 )
 def test_a_template_takes_bounded_time_and_memory(monkeypatch: pytest.MonkeyPatch, source: str):
     monkeypatch.setattr(sandbox, "MAX_CHARACTERS", 1 << 20)
+    monkeypatch.setattr(sandbox, "MAX_WRITTEN", 1 << 21)
     monkeypatch.setattr(sandbox, "MAX_STEPS", 100_000)
     started = time.process_time()
     assert isinstance(render(source), Rejection)
