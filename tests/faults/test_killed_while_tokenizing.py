@@ -28,6 +28,7 @@ from marin_build.recipe.target import parse_target
 CONFIG = Path(__file__).parents[2] / "config"
 MEMORY = Path("/dev/shm")
 RAW, TOKENIZER, TOKENS = (f"{kind}/quickstart/2026.06.28" for kind in ("raw", "tokenizers", "tokenized"))
+CHECK = "checks/encoder/quickstart/2026.06.28"
 RECIPE = f"""\
 tokenizer: {TOKENIZER}
 source: {{type: artifact, target: {RAW}, files: ["*.jsonl"]}}
@@ -104,7 +105,7 @@ def prepared(folder: Path) -> Iterator[Place]:
     path.parent.mkdir(parents=True)
     path.write_text(RECIPE)
     made = Place(folder, ForkServer(folder))
-    assert [made.build(target) for target in (RAW, TOKENIZER, TOKENS)] == [0, 0, 0]
+    assert [made.build(target) for target in (RAW, TOKENIZER, CHECK, TOKENS)] == [0, 0, 0, 0]
     record = made.record()
     assert record is not None
     assert record.provenance["processes"] == PROCESSES

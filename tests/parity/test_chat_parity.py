@@ -13,6 +13,7 @@ from marin_build.data.chat_template import Rendered, load_chat_template
 from marin_build.data.conversations import Conversation, Message
 from marin_build.data.tokenizer import load_tokenizer
 
+pytest.importorskip("transformers", reason="needs the parity extra")
 pytestmark = pytest.mark.parity
 
 TEMPLATES = {

@@ -125,7 +125,8 @@ def test_any_shard_is_made_again_alone(workbench, name):
     recipe = workbench.tokenized_recipe(raw, tokenizer, **fields)
     entries = file_entries(folder, list_files(folder))
     context = workbench.context(workbench.TOKENS, recipe, raw, tokenizer, folder="again")
-    made = Made(cast(Record, SimpleNamespace(files=entries, target=workbench.TOKENS)), folder)
+    record = SimpleNamespace(files=entries, target=workbench.TOKENS, to_dict=lambda: {"provenance": {}})
+    made = Made(cast(Record, record), folder)
     assert remake(context, made, Sample(100, 0)).difference is None
 
 
