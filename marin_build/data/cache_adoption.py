@@ -54,15 +54,8 @@ def check_cache(adopted: Adopted, tokenizer: LoadedTokenizer) -> BuildResult:
     totals = {key: sum(sum(shard[key]) for shard in shards) for key in ("documents", "tokens")}
     if not totals["tokens"]:
         raise adopted.refused("it holds no ids")
-    facts = {
-        "target": recipe.tokenizer,
-        "xxh3_128": tokenizer.digest,
-        "vocabulary_size": tokenizer.vocab_size,
-        "bos_id": tokenizer.bos_id,
-        "eos_id": tokenizer.eos_id,
-        "pad_id": tokenizer.pad_id,
-    }
-    details = {"unproven": _unproven(recipe, look), "ledger": {"totals": totals, "tokenizer": facts, "shards": shards}}
+    ledger = {"totals": totals, "tokenizer": tokenizer.facts(recipe.tokenizer), "shards": shards}
+    details = {"unproven": _unproven(recipe, look), "ledger": ledger}
     return BuildResult(metrics={**totals, "shards": len(shards)}, details=details)
 
 

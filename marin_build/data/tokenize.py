@@ -237,14 +237,7 @@ def _facts(
     taken = files[: foreman.pieces_taken]
     budget = recipe.token_budget
     return {
-        "tokenizer": {
-            "target": recipe.tokenizer,
-            "xxh3_128": tokenizer.digest,
-            "vocabulary_size": tokenizer.vocab_size,
-            "bos_id": tokenizer.bos_id,
-            "eos_id": tokenizer.eos_id,
-            "pad_id": tokenizer.pad_id,
-        },
+        "tokenizer": tokenizer.facts(recipe.tokenizer),
         "policy": foreman.policy.to_dict() | {"max_bad_documents": recipe.max_bad_documents},
         "source": {"files": len(taken), "bytes": sum(f.bytes for f in taken), "files_available": len(files)},
         "token_budget": budget.model_dump() | {"met": foreman.budget_met} if budget else None,

@@ -71,6 +71,17 @@ class LoadedTokenizer:
         """ids [T] uint32 and offsets [N + 1] int64 of N documents; no special tokens are added or recognised."""
         return self.encoder.encode(texts)
 
+    def facts(self, target: str) -> dict[str, Any]:
+        """What a ledger says of the tokenizer of this target."""
+        return {
+            "target": target,
+            "xxh3_128": self.digest,
+            "vocabulary_size": self.vocab_size,
+            "bos_id": self.bos_id,
+            "eos_id": self.eos_id,
+            "pad_id": self.pad_id,
+        }
+
     def token_bytes(self) -> list[bytes]:
         """The bytes of text that each id stands for; b"" for special tokens."""
         return token_bytes(_specification(read_small(self.folder / TOKENIZER)))
